@@ -1,0 +1,1 @@
+"""The Python interface and its wire types."""

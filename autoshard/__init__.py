@@ -1,0 +1,1 @@
+"""Find how to shard a PyTorch model over a device mesh, and run the result."""

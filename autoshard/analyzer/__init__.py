@@ -1,0 +1,1 @@
+"""Turn a model into a graph of ops and shapes."""

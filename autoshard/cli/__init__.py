@@ -1,0 +1,1 @@
+"""The command line: read input, call the planner, write output."""

@@ -1,0 +1,1 @@
+"""Cluster presets, as data files that each name their source."""

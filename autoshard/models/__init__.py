@@ -1,0 +1,1 @@
+"""Model presets, as data files that each name their source."""

@@ -1,0 +1,1 @@
+"""Meshes, specs, rules, reshards and collectives, as values."""

@@ -1,0 +1,1 @@
+"""The sharding rule of each op family: one line of named factors."""

@@ -1,0 +1,1 @@
+"""Choose a plan by its estimated cost."""
