@@ -1,0 +1,387 @@
+"""The strategies of every operator of a graph on a mesh.
+
+Which cuts are worth offering comes from *proposals*: operators that anchor cuts (products,
+attention, convolutions, look-ups), inputs and parameters along their first dim seed them, and
+they spread along factors from tensor to tensor until nothing new appears. A head-aligned cut of
+the projections arrives that way from the attention, with nobody knowing what a head is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Literal
+
+from autoshard.errors import RuleError
+from autoshard.graph import ModelGraph, Node
+from autoshard.sharding.layout import Cut, R, Shape, canonical
+from autoshard.sharding.registry import OpCall, rule_of
+from autoshard.sharding.rule import Dims, Rule
+from autoshard.sharding.strategy import (
+    STAR_WITHOUT_RP,
+    Choice,
+    Passing,
+    Strategy,
+    axis_choices,
+    leaf_strategies,
+    strategies,
+)
+
+AxisUse = Literal["any", "batch", "data", "fsdp", "tensor"]
+"""What an axis is used for: ``any`` leaves the choice to the search; ``batch`` cuts the batch and
+leaves the parameters' storage open, ``data`` replicates them, ``fsdp`` cuts them; ``tensor`` cuts
+every weight of a product and never the batch."""
+
+RawCut = tuple[int, int, int]
+"""(dim, outer, n) of a value, for no axis in particular."""
+
+
+def op_call(graph: ModelGraph, node: Node) -> OpCall:
+    """The call of ``node`` as rules see it: global shapes and attributes."""
+    return OpCall(
+        op=node.op,
+        shapes=graph.shapes(node),
+        roles=node.roles,
+        attrs=node.attrs,
+        result=node.shape,
+        itemsize=node.itemsize,
+        operand_itemsizes=tuple(graph.by_name[o].itemsize for o in node.operands),
+    )
+
+
+def whole_rule(shapes: Sequence[Shape], result: Shape) -> Rule:
+    """The rule of an operator that nobody has a rule for: nothing may be cut."""
+    return Rule(
+        operands=tuple(((),) * len(s) for s in shapes), result=((),) * len(result), sizes={}
+    )
+
+
+class Rules:
+    """The rule of every operator of a graph, found once per distinct call.
+
+    Attributes:
+        without: operator families that have no rule, sorted; they run whole, everywhere.
+    """
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self._rules: dict[str, Rule] = {}
+        missing: set[str] = set()
+        seen: dict[object, Rule] = {}
+        for node in graph.nodes:
+            if node.is_leaf:
+                continue
+            shapes = graph.shapes(node)
+            key = (node.op, shapes, node.roles, tuple(sorted(node.attrs.items())), node.shape)
+            key = (*key, node.itemsize, tuple(graph.by_name[o].itemsize for o in node.operands))
+            if key not in seen:
+                try:
+                    found = rule_of(op_call(graph, node))
+                except RuleError as error:
+                    where = f" in {node.module}" if node.module else ""
+                    raise RuleError(f"{node.op} ({node.name}{where}): {error}") from error
+                seen[key] = found or whole_rule(shapes, node.shape)
+                if found is None:
+                    missing.add(node.family)
+            self._rules[node.name] = seen[key]
+        self.without: tuple[str, ...] = tuple(sorted(missing))
+
+    def __getitem__(self, name: str) -> Rule:
+        return self._rules[name]
+
+
+class Proposals:
+    """Cuts proposed for every value of a graph, by spreading seeds along factors.
+
+    Nodes of repeated blocks share what they are proposed: the work does not grow with depth.
+    """
+
+    def __init__(self, graph: ModelGraph, rules: Rules, *, only_inputs: bool = False) -> None:
+        self.graph, self.rules = graph, rules
+        self._class_of = _classes(graph)
+        self._cuts: dict[str, set[RawCut]] = {c: set() for c in self._class_of.values()}
+        representatives = [n for n in graph.nodes if self._represents(n)]
+        for node in representatives:
+            self._seed(node, only_inputs)
+        changed = True
+        while changed:
+            changed = False
+            for node in (*representatives, *reversed(representatives)):
+                if not node.is_leaf:
+                    changed = self._spread(node) or changed
+
+    def __getitem__(self, name: str) -> frozenset[RawCut]:
+        return frozenset(self._cuts[self._class_of[name]])
+
+    def class_of(self, name: str) -> str:
+        """Name that nodes of the same kind (same place in a repeated block) share."""
+        return self._class_of[name]
+
+    def factors(self, node: Node) -> dict[str, set[tuple[int, int]]]:
+        """(outer, n) proposed for each factor of an operator's rule."""
+        rule = self.rules[node.name]
+        found: dict[str, set[tuple[int, int]]] = {f: set() for f in rule.factors}
+        for name, dims in self._tensors(node, rule):
+            for dim, outer, n in self[name]:
+                hit = _in_factor(rule, dims, dim, outer, n)
+                if hit and hit[0] in found:
+                    found[hit[0]].add(hit[1:])
+        return found
+
+    @cached_property
+    def _first(self) -> dict[str, bool]:
+        """Whether a node of a repeat belongs to its first two instances."""
+        out: dict[str, bool] = {}
+        for repeat in self.graph.repeats:
+            for index, start in enumerate(repeat.starts):
+                for node in self.graph.nodes[start : start + repeat.length]:
+                    out[node.name] = index < 2
+        return out
+
+    def _represents(self, node: Node) -> bool:
+        return self._first.get(node.name, True)
+
+    def _tensors(self, node: Node, rule: Rule) -> list[tuple[str, Dims]]:
+        pairs = list(zip(node.operands, rule.operands, strict=True))
+        return [*pairs, (node.name, rule.result)]
+
+    def _add(self, name: str, cut: RawCut) -> bool:
+        cuts = self._cuts[self._class_of[name]]
+        if cut in cuts or cut[2] < 2:
+            return False
+        cuts.add(cut)
+        return True
+
+    def _seed(self, node: Node, only_inputs: bool) -> None:
+        if node.op in ("input", "parameter"):
+            if node.shape and not (only_inputs and node.op == "parameter"):
+                self._add(node.name, (0, 1, node.shape[0]))
+            return
+        if node.is_leaf or only_inputs:
+            return
+        rule = self.rules[node.name]
+        for factor in rule.factors:
+            if factor in rule.anchors:
+                self._spread_factor(node, rule, factor, 1, rule.sizes[factor])
+
+    def _spread(self, node: Node) -> bool:
+        rule = self.rules[node.name]
+        changed = False
+        for factor, proposals in self.factors(node).items():
+            for outer, n in proposals:
+                changed = self._spread_factor(node, rule, factor, outer, n) or changed
+        return changed
+
+    def _spread_factor(self, node: Node, rule: Rule, factor: str, outer: int, n: int) -> bool:
+        changed = False
+        for name, dims in self._tensors(node, rule):
+            state = rule.place(dims, factor, outer, n, R)
+            if isinstance(state, Cut):
+                changed = self._add(name, (state.dim, state.outer, state.n)) or changed
+        return changed
+
+
+def _classes(graph: ModelGraph) -> dict[str, str]:
+    out = {n.name: n.name for n in graph.nodes}
+    for repeat in graph.repeats:
+        first = graph.nodes[repeat.starts[0] : repeat.starts[0] + repeat.length]
+        for start in repeat.starts[1:]:
+            run = graph.nodes[start : start + repeat.length]
+            for a, b in zip(first, run, strict=True):
+                out[b.name] = a.name
+    return out
+
+
+def _in_factor(rule: Rule, dims: Dims, dim: int, outer: int, n: int) -> tuple[str, int, int] | None:
+    """The factor that a cut of ``dims[dim]`` starts in, with (outer, n) inside that factor.
+
+    A cut that runs beyond the factor proposes the prefix up to its end.
+    """
+    before = 1
+    for factor in dims[dim]:
+        size = rule.sizes[factor]
+        if outer < before * size:
+            inside, rest = divmod(outer, before)
+            if rest or size % inside:
+                return None
+            room = size // inside
+            if n >= room:
+                return (factor, inside, room) if n % room == 0 else None
+            return (factor, inside, n) if room % n == 0 else None
+        before *= size
+    return None
+
+
+class Candidates:
+    """Strategies of every node of ``graph`` on a mesh of ``sizes``.
+
+    Args:
+        graph: what is computed.
+        sizes: mesh axis sizes, each at least 2.
+        uses: what each axis may be used for.
+        passing: which pass-through strategies are offered.
+        pins: parameter fqn -> layout it must be stored in.
+        rules: the graph's rules, if at hand.
+
+    The list of a node is one object for all nodes of its kind, so tables built from a pair of
+    lists can be shared by identity.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        sizes: Shape,
+        *,
+        uses: Sequence[AxisUse] | None = None,
+        passing: Passing = "star",
+        pins: Mapping[str, tuple[object, ...]] | None = None,
+        rules: Rules | None = None,
+        proposals: Proposals | None = None,
+        batch: Proposals | None = None,
+    ) -> None:
+        self.graph, self.sizes, self.passing = graph, sizes, passing
+        self.uses: tuple[AxisUse, ...] = tuple(uses or ("any",) * len(sizes))
+        self.rules = rules or Rules(graph)
+        self.proposals = proposals or Proposals(graph, self.rules)
+        self.batch = batch or Proposals(graph, self.rules, only_inputs=True)
+        self.pins = pins or {}
+        self._weights = _weight_operands(graph)
+        self._shared: dict[object, list[Strategy]] = {}
+        self._lists: dict[str, list[Strategy]] = {}
+        for node in graph.nodes:
+            self._lists[node.name] = self._list(node)
+
+    def __getitem__(self, name: str) -> list[Strategy]:
+        return self._lists[name]
+
+    def _list(self, node: Node) -> list[Strategy]:
+        key: object
+        if node.op == "constant":
+            key = ("constant", len(node.shape))
+        elif node.op == "parameter" and str(node.attrs["fqn"]) in self.pins:
+            key = ("pinned", node.name)
+        else:
+            key = self.proposals.class_of(node.name)
+        if key not in self._shared:
+            self._shared[key] = self._build(node)
+        return self._shared[key]
+
+    def _build(self, node: Node) -> list[Strategy]:
+        if node.op == "constant":
+            return leaf_strategies([()] * len(self.sizes), self.sizes, node.shape)
+        if node.is_leaf:
+            found = self._leaf(node)
+        else:
+            found = self._operator(node)
+        if not found:
+            raise RuleError(
+                f"{node.op} ({node.name}) has no strategy on mesh {self.sizes} used as {self.uses}"
+            )
+        return found
+
+    def _leaf(self, node: Node) -> list[Strategy]:
+        cuts = self.proposals[node.name]
+        batch = self.batch[node.name]
+        rows: list[list[RawCut]] = []
+        whole: list[bool] = []
+        for size, use in zip(self.sizes, self.uses, strict=True):
+            allowed = [c for c in sorted(cuts) if self._large_enough(c[2], size, c in batch)]
+            keep = True
+            if node.op == "input":
+                if use in ("batch", "data", "fsdp"):
+                    allowed = [c for c in allowed if c in batch]
+                elif use == "tensor":
+                    allowed = [c for c in allowed if c not in batch]
+            elif node.op == "parameter":
+                if use == "data":
+                    allowed = []
+                elif use == "fsdp" and allowed:
+                    keep = False
+            elif use != "any" and use != "tensor":
+                allowed = []
+            rows.append(allowed)
+            whole.append(keep)
+        found = leaf_strategies(rows, self.sizes, node.shape)
+        cut = [
+            s
+            for s in found
+            if all(k or isinstance(state, Cut) for k, state in zip(whole, s.result, strict=True))
+        ]
+        found = cut or found
+        pin = self.pins.get(str(node.attrs.get("fqn"))) if node.op == "parameter" else None
+        if pin is None:
+            return found
+        pinned = [s for s in found if s.result == pin]
+        return pinned or [Strategy((), (), tuple(pin), 1.0)]  # type: ignore[arg-type]
+
+    def _large_enough(self, n: int, size: int, is_batch: bool) -> bool:
+        """Fewer pieces than devices leave some empty: legal, and offered where it is wanted."""
+        return n >= size or is_batch or self.passing == "full"
+
+    def _operator(self, node: Node) -> list[Strategy]:
+        rule = self.rules[node.name]
+        proposed = self.proposals.factors(node)
+        batch = self.batch.factors(node)
+        full = self.passing == "full"
+        choices: list[list[Choice]] = []
+        for size, use in zip(self.sizes, self.uses, strict=True):
+            offered = {
+                f: [(o, n) for o, n in p if self._large_enough(n, size, (o, n) in batch.get(f, ()))]
+                for f, p in proposed.items()
+            }
+            row = axis_choices(
+                rule,
+                offered,
+                differentiable=node.differentiable,
+                allow_rp=full or use != "any" or node.family not in STAR_WITHOUT_RP,
+                allow_p=full,
+            )
+            choices.append(self._restrict(node, rule, row, use, batch, size))
+        grads = [
+            self.graph.by_name[o].differentiable and node.differentiable for o in node.operands
+        ]
+        return strategies(
+            rule, choices, self.sizes, operand_grad=grads, result_grad=node.differentiable
+        )
+
+    def _restrict(
+        self,
+        node: Node,
+        rule: Rule,
+        row: list[Choice],
+        use: AxisUse,
+        batch: Mapping[str, Iterable[tuple[int, int]]],
+        size: int,
+    ) -> list[Choice]:
+        if use == "any":
+            return row
+
+        def of_batch(c: Choice) -> bool:
+            return bool(c.factor) and (c.outer, c.n) in batch.get(c.factor, ())
+
+        if use in ("batch", "data", "fsdp"):
+            return [c for c in row if of_batch(c)] or [c for c in row if c.passes in ("R", "RP")]
+        rest = [c for c in row if not of_batch(c)]
+        weights = self._weights.get(node.name, ())
+        names = {f for index in weights for dim in rule.operands[index] for f in dim} & rule.anchors
+        cut = [c for c in rest if c.factor in names]
+        return cut or rest
+
+
+def _weight_operands(graph: ModelGraph) -> dict[str, tuple[int, ...]]:
+    """Operands that are matrices among the parameters, straight or through identities."""
+    weights: set[str] = set()
+    out: dict[str, tuple[int, ...]] = {}
+    for node in graph.nodes:
+        if (node.op == "parameter" and len(node.shape) > 1) or (
+            node.op == "autoshard.identity" and node.operands[0] in weights
+        ):
+            weights.add(node.name)
+        found = tuple(i for i, o in enumerate(node.operands) if o in weights)
+        if found and node.op != "autoshard.identity":
+            out[node.name] = found
+    return out
+
+
+def canonical_cut(cut: RawCut, size: int) -> Cut:
+    """The cut as a state on an axis of ``size``."""
+    return canonical(Cut(*cut), size)

@@ -1,0 +1,233 @@
+"""A plan: how to shard one model over one cluster, what that costs, and what else was tried.
+
+A plain, frozen, versioned value that round-trips through JSON. ``choices`` name for every
+operator what it does on each axis; with the model's graph they give the whole program back
+(:func:`autoshard.assemble.program_of`), so a plan holds no second copy of anything.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from autoshard.errors import RequestError
+
+PLAN_VERSION = 1
+
+
+class Document(BaseModel):
+    """Base of everything in a plan: frozen, nothing extra allowed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MeshDocument(Document):
+    """Named axes and sizes; devices in row-major order, the last axis nearest."""
+
+    axis_names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def active(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Names and sizes of the axes larger than 1: the ones that layouts speak of."""
+        pairs = [(n, s) for n, s in zip(self.axis_names, self.sizes, strict=True) if s > 1]
+        return tuple(n for n, _ in pairs), tuple(s for _, s in pairs)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.sizes, strict=True))
+
+
+class TensorDocument(Document):
+    """How one tensor is stored.
+
+    Attributes:
+        shape: global shape.
+        dtype: as torch prints it, without ``torch.``.
+        partition_spec: for each dim, the axes that cut it, outermost first; None where none does.
+        layout: state on each active axis: ``R``, ``P``, ``S(dim)``, ``S(dim, outer, n)``.
+        local_bytes: bytes of the largest shard, per device.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    partition_spec: tuple[str | tuple[str, ...] | None, ...]
+    layout: dict[str, str]
+    local_bytes: int
+
+
+class StepTime(Document):
+    """Predicted seconds of one optimizer step of the slowest device."""
+
+    total_s: float
+    compute_s: float = Field(description="operators, forward and backward")
+    optimizer_s: float
+    communication_s: float = Field(description="all messages, hidden or not")
+    exposed_communication_s: float = Field(description="the part that compute does not hide")
+    forward_s: float
+    backward_s: float
+
+
+class Memory(Document):
+    """Predicted peak bytes of the fullest device, by category."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int = Field(description="kept for backward")
+    gathered_bytes: int = Field(description="gathered parameters kept for backward")
+    temporary_bytes: int = Field(description="largest transient, messages included")
+    reserve_bytes: int = Field(description="context, communication buffers, fragmentation")
+    limit_bytes: int | None = Field(
+        description="memory of the device that may be used; None: no limit"
+    )
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the categories."""
+        return (
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.gathered_bytes
+            + self.temporary_bytes
+            + self.reserve_bytes
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the total is within the limit."""
+        return self.limit_bytes is None or self.total_bytes <= self.limit_bytes
+
+
+class CollectiveGroup(Document):
+    """Predicted collectives of one step that are alike, as the device at coordinate 0 issues them."""
+
+    op: str
+    axes: tuple[str, ...]
+    phase: Literal["forward", "backward"]
+    count: int
+    total_bytes: int
+    seconds: float
+
+
+class Alternative(Document):
+    """Another configuration that was priced, and why it lost."""
+
+    label: str
+    mesh: MeshDocument
+    step_time_s: float | None
+    memory_bytes: int | None
+    fits: bool
+    why: str
+
+
+class Measurement(Document):
+    """What a validation measured; it stands beside the prediction wherever both exist."""
+
+    devices: str
+    step_time_s: float
+    predicted_step_time_s: float
+    peak_memory_bytes: int | None = None
+    predicted_memory_bytes: int | None = None
+
+
+class ModelDocument(Document):
+    """The model that the plan is for."""
+
+    name: str
+    fingerprint: str
+    parameter_count: int
+    source: str | None = Field(
+        default=None, description="preset, config path or package.module:factory it came from"
+    )
+
+
+class PlanDocument(Document):
+    """See the module's docstring. All bytes are per device unless a name says otherwise."""
+
+    schema_version: Literal[1] = PLAN_VERSION
+    kind: Literal["autoshard.plan"] = "autoshard.plan"
+    model: ModelDocument
+    cluster: dict[str, Any] = Field(description="the cluster document that was planned for")
+    mesh: MeshDocument
+    label: str = Field(
+        description="what the plan amounts to, e.g. 'hybrid: FSDP over data=4 x model=2'"
+    )
+    strategy: str = Field(description="what was asked for: auto, data, fsdp, tensor or hybrid")
+    global_batch: int
+    seq_len: int | None = None
+    dtype: str
+    optimizer: str
+    seed: int = 0
+    parameters: dict[str, TensorDocument]
+    inputs: dict[str, TensorDocument]
+    outputs: dict[str, TensorDocument]
+    activations: dict[str, TensorDocument] = Field(
+        default_factory=dict, description="values at block boundaries"
+    )
+    choices: dict[str, tuple[str, ...]] = Field(
+        description="node of the graph -> its choice on each active axis"
+    )
+    regather: tuple[tuple[str, int], ...] = Field(
+        default=(),
+        description="(operator, operand) whose gathered value is gathered again in backward",
+    )
+    bucket_bytes: int
+    step_time: StepTime
+    memory: Memory
+    collectives: tuple[CollectiveGroup, ...]
+    alternatives: tuple[Alternative, ...] = ()
+    lower_bound_s: float | None = None
+    measurements: tuple[Measurement, ...] = ()
+    warnings: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def predicted_step_s(self) -> float:
+        """Predicted seconds of one optimizer step."""
+        return self.step_time.total_s
+
+    def to_json(self) -> str:
+        """The plan as a JSON text."""
+        return self.model_dump_json(indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The plan that ``to_json`` wrote.
+
+        Raises:
+            RequestError: not a plan, or of another version; the message names the field.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "/".join(str(p) for p in first["loc"]) or "the document"
+            raise RequestError(
+                f"not a plan of version {PLAN_VERSION}: {where}: {first['msg']}"
+            ) from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        Path(path).write_text(self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a plan that :meth:`save` wrote.
+
+        Raises:
+            RequestError: no such file, or not a plan.
+        """
+        try:
+            return cls.from_json(Path(path).read_bytes())
+        except OSError as error:
+            raise RequestError(f"cannot read plan {path}: {error.strerror}") from error
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """The JSON Schema of a plan document."""
+        return json.loads(json.dumps(cls.model_json_schema()))  # type: ignore[no-any-return]

@@ -1,0 +1,357 @@
+"""What one device executes for a planned graph: operators, edges, fused gradients, in order.
+
+The search prices a :class:`Program`, the runtime lowers the very same one, and
+:meth:`Program.collectives` lists what it issues, so the predicted and the issued list can be
+compared item by item. The order of the backward half is the exact reverse of the forward half:
+autograd runs the node that was made last first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from autoshard.candidates import Rules
+from autoshard.graph import ModelGraph, Node
+from autoshard.sharding.collective import Collective, Phase
+from autoshard.sharding.layout import (
+    Cut,
+    Layout,
+    Shape,
+    chunk,
+    local_shape,
+)
+from autoshard.sharding.reshard import Reshard, Resharder, Step, step_bytes
+from autoshard.sharding.rule import Internal
+from autoshard.sharding.strategy import Strategy
+
+ALIASES = frozenset(
+    {
+        "autoshard.identity",
+        "aten.reshape.default",
+        "aten.permute.default",
+        "aten.expand.default",
+        "aten.select.int",
+        "aten.slice.Tensor",
+    }
+)
+"""Operators whose result may share its operand's storage."""
+
+DEFAULT_BUCKET_BYTES = 25 * 2**20
+"""Size at which fused gradients are sent: torch's DistributedDataParallel uses 25 MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """One use of a value: how it gets from the layout it has to the layout it is taken in.
+
+    Attributes:
+        producer: node whose result is used.
+        consumer: node that uses it.
+        index: which operand of the consumer.
+        produced: layout that the producer gives.
+        taken: layout that the consumer takes.
+        differentiable: whether a gradient flows back along it.
+        reshard: the steps, both ways.
+        constant: the producer is a constant, sliced once at lowering; nothing moves at run time.
+        bucket: index of the fused message that its gradient travels in, or None.
+        regather: whether the gathered value is dropped after use and gathered again in backward.
+    """
+
+    producer: str
+    consumer: str
+    index: int
+    produced: Layout
+    taken: Layout
+    differentiable: bool
+    reshard: Reshard
+    constant: bool = False
+    bucket: int | None = None
+    regather: bool = False
+
+    @property
+    def backward_steps(self) -> tuple[Step, ...]:
+        """Steps that the edge itself takes in backward; none where a bucket takes them."""
+        return () if self.bucket is not None else self.reshard.backward
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients of parameters that travel as one all_reduce.
+
+    Attributes:
+        axes: mesh axes (indices) that it is summed over.
+        dtype: of the gradients.
+        parameters: node names, in the order their gradients become ready.
+        after: consumer whose backward completes the last of them.
+    """
+
+    axes: tuple[int, ...]
+    dtype: str
+    parameters: tuple[str, ...]
+    after: str
+
+
+class Program:
+    """A graph with a strategy for every node, on a mesh: all edges, in order.
+
+    Args:
+        graph: what is computed.
+        axis_names: names of the mesh's axes.
+        sizes: their sizes; axes of size 1 never occur in a layout but may stand here.
+        strategies: the chosen strategy of every node, over the same axes.
+        resharder: finds the steps; the same prices give the same steps everywhere.
+        regather: (consumer, operand index) of the edges whose gathered value is dropped.
+        bucket_bytes: size at which fused gradients are sent, local bytes.
+        rules: the graph's rules, if at hand.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        axis_names: tuple[str, ...],
+        sizes: Shape,
+        strategies: Mapping[str, Strategy],
+        resharder: Resharder,
+        *,
+        regather: frozenset[tuple[str, int]] = frozenset(),
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        rules: Rules | None = None,
+    ) -> None:
+        self.graph, self.axis_names, self.sizes = graph, axis_names, sizes
+        self.strategies, self.resharder = strategies, resharder
+        self.regather, self.bucket_bytes = regather, bucket_bytes
+        self.rules = rules or Rules(graph)
+        plain = {
+            (node.name, index): self._edge(node, index)
+            for node in graph.nodes
+            for index in range(len(node.operands))
+        }
+        self.buckets = self._fuse(plain)
+        in_bucket = {name: i for i, b in enumerate(self.buckets) for name in b.parameters}
+        self.edges: dict[tuple[str, int], Edge] = {
+            key: _in_bucket(edge, in_bucket.get(edge.producer)) for key, edge in plain.items()
+        }
+
+    def _edge(self, node: Node, index: int) -> Edge:
+        producer = self.graph.by_name[node.operands[index]]
+        produced = self.strategies[producer.name].result
+        taken = self.strategies[node.name].operands[index]
+        differentiable = producer.differentiable and node.differentiable
+        constant = producer.op == "constant"
+        reshard = (
+            Reshard((), (), 0.0, 0.0)
+            if constant
+            else self.resharder.edge(
+                producer.shape, producer.itemsize, produced, taken, differentiable
+            )
+        )
+        return Edge(
+            producer=producer.name,
+            consumer=node.name,
+            index=index,
+            produced=produced,
+            taken=taken,
+            differentiable=differentiable,
+            reshard=reshard,
+            constant=constant,
+            regather=(node.name, index) in self.regather
+            and any(s.kind == "all_gather" for s in reshard.forward),
+        )
+
+    def _fuse(self, edges: Mapping[tuple[str, int], Edge]) -> tuple[Bucket, ...]:
+        """Buckets in the order they are sent: that in which their last gradient is ready."""
+        open_: dict[tuple[tuple[int, ...], str], list[str]] = {}
+        filled: dict[tuple[tuple[int, ...], str], int] = {}
+        closed: list[Bucket] = []
+        last: dict[tuple[tuple[int, ...], str], str] = {}
+        origin = (0,) * len(self.sizes)
+        for node in reversed(self.graph.nodes):
+            for index in range(len(node.operands)):
+                edge = edges[node.name, index]
+                parameter = self.graph.by_name[edge.producer]
+                if not (parameter.op == "parameter" and is_deferred(edge.reshard)):
+                    continue
+                key = (edge.reshard.backward[0].axes, parameter.dtype)
+                open_.setdefault(key, []).append(parameter.name)
+                size = prod(local_shape(parameter.shape, edge.produced, self.sizes, origin))
+                filled[key] = filled.get(key, 0) + size * parameter.itemsize
+                last[key] = node.name
+                if filled[key] >= self.bucket_bytes:
+                    closed.append(Bucket(*key, tuple(open_.pop(key)), node.name))
+                    del filled[key]
+        closed += [Bucket(*key, tuple(names), last[key]) for key, names in open_.items()]
+        place = {n.name: i for i, n in enumerate(self.graph.nodes)}
+        order = sorted(range(len(closed)), key=lambda i: (-place[closed[i].after], i))
+        return tuple(closed[i] for i in order)
+
+    # ---- what it issues ---------------------------------------------------------------------
+
+    def collectives(self, coordinate: Sequence[int]) -> list[Collective]:
+        """Every collective that the device at ``coordinate`` issues in one step, in order."""
+        return [*self.forward_collectives(coordinate), *self.backward_collectives(coordinate)]
+
+    def forward_collectives(self, coordinate: Sequence[int]) -> list[Collective]:
+        """The forward half: edges left to right, then what the operator issues itself."""
+        out: list[Collective] = []
+        for node in self.graph.nodes:
+            for index in range(len(node.operands)):
+                edge = self.edges[node.name, index]
+                out += self._steps(edge.producer, edge.reshard.forward, coordinate, "forward")
+            out += self._internal(node, coordinate, "forward")
+        return out
+
+    def backward_collectives(self, coordinate: Sequence[int]) -> list[Collective]:
+        """The backward half: the reverse, with fused gradients where they are complete."""
+        sent_after: dict[str, list[int]] = {}
+        for index, bucket in enumerate(self.buckets):
+            sent_after.setdefault(bucket.after, []).append(index)
+        out: list[Collective] = []
+        for node in reversed(self.graph.nodes):
+            if not node.differentiable or node.is_leaf:
+                continue
+            for edge in self.regathered.get(node.name, ()):
+                out += self._steps(edge.producer, edge.reshard.forward, coordinate, "backward")
+            out += self._internal(node, coordinate, "backward")
+            out += [self.bucket_collective(i, coordinate) for i in sent_after.get(node.name, ())]
+            for index in reversed(range(len(node.operands))):
+                edge = self.edges[node.name, index]
+                out += self._steps(edge.producer, edge.backward_steps, coordinate, "backward")
+        return out
+
+    @cached_property
+    def regathered(self) -> dict[str, list[Edge]]:
+        """Edges whose value is gathered again before an operator's backward, by operator.
+
+        An operator gathers again what it kept for backward, also where the gathered value reached
+        it through operators that only view it.
+        """
+        out: dict[str, list[Edge]] = {}
+        for edge in self.edges.values():
+            if edge.regather:
+                for saver in self._savers(edge):
+                    out.setdefault(saver, []).append(edge)
+        return out
+
+    def _savers(self, edge: Edge) -> list[str]:
+        found: list[str] = []
+        todo = [(edge.consumer, edge.index)]
+        while todo:
+            name, index = todo.pop()
+            node = self.graph.by_name[name]
+            if node.op in ALIASES:
+                todo += [
+                    use
+                    for use in self.graph.uses[name]
+                    if self.edges[use].reshard.is_nothing or not self.edges[use].reshard.forward
+                ]
+            elif node.roles[index] in node.saved:
+                found.append(name)
+        return found
+
+    def bucket_collective(self, index: int, coordinate: Sequence[int]) -> Collective:
+        """The fused message of one bucket."""
+        bucket = self.buckets[index]
+        total = 0
+        for name in bucket.parameters:
+            node = self.graph.by_name[name]
+            shape = local_shape(node.shape, self.strategies[name].result, self.sizes, coordinate)
+            total += prod(shape) * node.itemsize
+        names = tuple(self.axis_names[a] for a in bucket.axes)
+        return Collective("all_reduce", names, total, "backward", bucket.parameters[0])
+
+    def _steps(
+        self, value: str, steps: Sequence[Step], coordinate: Sequence[int], phase: Phase
+    ) -> list[Collective]:
+        node = self.graph.by_name[value]
+        return [
+            Collective(
+                step.kind,  # type: ignore[arg-type]  # only messages reach this
+                tuple(self.axis_names[a] for a in step.axes),
+                step_bytes(step, node.shape, node.itemsize, self.sizes, coordinate),
+                phase,
+                value,
+            )
+            for step in steps
+            if step.is_message
+        ]
+
+    def _internal(self, node: Node, coordinate: Sequence[int], phase: Phase) -> list[Collective]:
+        if node.is_leaf:
+            return []
+        rule = self.rules[node.name]
+        out: list[Collective] = []
+        for internal in rule.internal:
+            if internal.phase != phase:
+                continue
+            axes = self.internal_axes(node.name, internal)
+            if axes:
+                size = internal_elements(
+                    rule.sizes, internal, self.strategies[node.name], self.sizes, coordinate
+                )
+                names = tuple(self.axis_names[a] for a in axes)
+                out.append(
+                    Collective(internal.op, names, size * internal.itemsize, phase, node.name)
+                )
+        return out
+
+    def internal_axes(self, name: str, internal: Internal) -> tuple[int, ...]:
+        """Axes whose cut makes an operator issue ``internal``."""
+        return tuple(
+            axis
+            for axis, choice in enumerate(self.strategies[name].choices)
+            if choice.factor in internal.when
+        )
+
+
+def internal_elements(
+    sizes: Mapping[str, int],
+    internal: Internal,
+    strategy: Strategy,
+    mesh: Shape,
+    coordinate: Sequence[int],
+) -> int:
+    """Elements of an operator's own message on the device at ``coordinate``."""
+    total = internal.count
+    for factor in internal.elements:
+        local = sizes[factor]
+        for axis, choice in enumerate(strategy.choices):
+            if choice.factor == factor:
+                n = mesh[axis] if choice.n % mesh[axis] == 0 else choice.n
+                start, stop = chunk(n, mesh[axis], coordinate[axis])
+                local = local // n * (stop - start)
+        total *= local
+    return total
+
+
+def is_deferred(reshard: Reshard) -> bool:
+    """Whether a parameter's gradient may wait for others: one all_reduce back, nothing forth."""
+    return (
+        not reshard.forward
+        and len(reshard.backward) == 1
+        and reshard.backward[0].kind == "all_reduce"
+    )
+
+
+def _in_bucket(edge: Edge, bucket: int | None) -> Edge:
+    if bucket is None or not is_deferred(edge.reshard):
+        return edge
+    return Edge(
+        producer=edge.producer,
+        consumer=edge.consumer,
+        index=edge.index,
+        produced=edge.produced,
+        taken=edge.taken,
+        differentiable=edge.differentiable,
+        reshard=edge.reshard,
+        constant=edge.constant,
+        bucket=bucket,
+        regather=edge.regather,
+    )
+
+
+def is_cut(layout: Layout) -> bool:
+    """Whether any axis cuts the value."""
+    return any(isinstance(s, Cut) for s in layout)
