@@ -71,8 +71,9 @@ class Rules:
             if node.is_leaf:
                 continue
             shapes = graph.shapes(node)
-            key = (node.op, shapes, node.roles, tuple(sorted(node.attrs.items())), node.shape)
-            key = (*key, node.itemsize, tuple(graph.by_name[o].itemsize for o in node.operands))
+            itemsizes = tuple(graph.by_name[o].itemsize for o in (*node.operands, node.name))
+            attrs = tuple(sorted(node.attrs.items()))
+            key = (node.op, shapes, node.roles, attrs, node.shape, itemsizes)
             if key not in seen:
                 try:
                     found = rule_of(op_call(graph, node))
@@ -239,7 +240,8 @@ class Candidates:
         batch: Proposals | None = None,
     ) -> None:
         self.graph, self.sizes, self.passing = graph, sizes, passing
-        self.uses: tuple[AxisUse, ...] = tuple(uses or ("any",) * len(sizes))
+        everything: tuple[AxisUse, ...] = ("any",) * len(sizes)
+        self.uses = tuple(uses) if uses is not None else everything
         self.rules = rules or Rules(graph)
         self.proposals = proposals or Proposals(graph, self.rules)
         self.batch = batch or Proposals(graph, self.rules, only_inputs=True)
@@ -268,10 +270,7 @@ class Candidates:
     def _build(self, node: Node) -> list[Strategy]:
         if node.op == "constant":
             return leaf_strategies([()] * len(self.sizes), self.sizes, node.shape)
-        if node.is_leaf:
-            found = self._leaf(node)
-        else:
-            found = self._operator(node)
+        found = self._leaf(node) if node.is_leaf else self._operator(node)
         if not found:
             raise RuleError(
                 f"{node.op} ({node.name}) has no strategy on mesh {self.sizes} used as {self.uses}"
@@ -372,9 +371,8 @@ def _weight_operands(graph: ModelGraph) -> dict[str, tuple[int, ...]]:
     weights: set[str] = set()
     out: dict[str, tuple[int, ...]] = {}
     for node in graph.nodes:
-        if (node.op == "parameter" and len(node.shape) > 1) or (
-            node.op == "autoshard.identity" and node.operands[0] in weights
-        ):
+        through = node.op == "autoshard.identity" and node.operands[0] in weights
+        if (node.op == "parameter" and len(node.shape) > 1) or through:
             weights.add(node.name)
         found = tuple(i for i, o in enumerate(node.operands) if o in weights)
         if found and node.op != "autoshard.identity":

@@ -65,7 +65,7 @@ class Node:
         flops_backward: the same, of its backward; 0 where nothing upstream needs a gradient.
         saved: what autograd keeps for backward that nothing before it kept: roles of operands,
             and ``result``.
-        saved_extra_bytes: bytes (global) kept beside operands and result (dropout masks, statistics).
+        saved_extra_bytes: bytes (global) kept beside operands and result (masks, statistics).
         module: dotted path of the module that issued the operator; empty for the root.
     """
 
@@ -147,7 +147,8 @@ class ModelGraph:
     Attributes:
         name: the model's name, for people.
         nodes: in execution order; parameters of a block stand inside the block.
-        constants: see :class:`Constant`; nodes of op ``constant`` name them in ``attrs["constant"]``.
+        constants: see :class:`Constant`; a node of op ``constant`` names one in
+            ``attrs["constant"]``.
         outputs: (path, node name) of every tensor that the model returns.
         loss: name of the scalar node that is differentiated.
         repeats: runs of repeated blocks; they do not overlap.
@@ -248,15 +249,13 @@ class ModelGraph:
 
     def to_json(self) -> dict[str, Any]:
         """A plain document; each repeated block is stored once, with its instances' names."""
-        starts: dict[int, tuple[Repeat, int]] = {
-            s: (r, i) for r in self.repeats for i, s in enumerate(r.starts)
-        }
+        starts = {start: repeat for repeat in self.repeats for start in repeat.starts}
         blocks: dict[str, Any] = {}
         sequence: list[Any] = []
         position = 0
         while position < len(self.nodes):
             if position in starts:
-                repeat, instance = starts[position]
+                repeat = starts[position]
                 run = self.nodes[position : position + repeat.length]
                 if repeat.kind not in blocks:
                     blocks[repeat.kind] = [_node_json(n) for n in run]

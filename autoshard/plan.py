@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autoshard.errors import RequestError
 
-PLAN_VERSION = 1
+PLAN_VERSION: Literal[1] = 1
 
 
 class Document(BaseModel):
@@ -104,7 +104,7 @@ class Memory(Document):
 
 
 class CollectiveGroup(Document):
-    """Predicted collectives of one step that are alike, as the device at coordinate 0 issues them."""
+    """Predicted collectives of one step that are alike, as the first device issues them."""
 
     op: str
     axes: tuple[str, ...]

@@ -68,8 +68,10 @@ class Choice:
         Raises:
             ValueError: not a choice.
         """
-        if text == "R" or text == "RP":
-            return cls(passes=text)
+        if text == "R":
+            return cls(passes="R")
+        if text == "RP":
+            return cls(passes="RP")
         head, _, rest = text.partition(":")
         if head == "P":
             return cls(passes="P", partial=frozenset(int(i) for i in rest.split(",")))
