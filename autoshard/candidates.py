@@ -240,8 +240,8 @@ class Candidates:
         batch: Proposals | None = None,
     ) -> None:
         self.graph, self.sizes, self.passing = graph, sizes, passing
-        everything: tuple[AxisUse, ...] = ("any",) * len(sizes)
-        self.uses = tuple(uses) if uses is not None else everything
+        everything: list[AxisUse] = ["any"] * len(sizes)
+        self.uses = tuple(uses if uses is not None else everything)
         self.rules = rules or Rules(graph)
         self.proposals = proposals or Proposals(graph, self.rules)
         self.batch = batch or Proposals(graph, self.rules, only_inputs=True)

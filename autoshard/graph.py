@@ -140,7 +140,7 @@ class Repeat:
     starts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: derived tables are cached on it
 class ModelGraph:
     """A model's training step (forward and loss) as operators on global shapes.
 
