@@ -19,6 +19,7 @@ from autoshard.sharding.collective import Collective, Phase
 from autoshard.sharding.layout import (
     Cut,
     Layout,
+    R,
     Shape,
     chunk,
     local_shape,
@@ -49,7 +50,7 @@ class Edge:
 
     Attributes:
         producer: node whose result is used.
-        consumer: node that uses it.
+        consumer: node that uses it; empty for the loss on its way to the caller.
         index: which operand of the consumer.
         produced: layout that the producer gives.
         taken: layout that the consumer takes.
@@ -187,6 +188,24 @@ class Program:
         order = sorted(range(len(closed)), key=lambda i: (-place[closed[i].after], i))
         return tuple(closed[i] for i in order)
 
+    @cached_property
+    def loss_edge(self) -> Edge:
+        """How the loss reaches the caller: whole on every device, and so is its gradient."""
+        loss = self.graph.by_name[self.graph.loss]
+        produced = self.strategies[loss.name].result
+        whole = (R,) * len(self.sizes)
+        return Edge(
+            producer=loss.name,
+            consumer="",
+            index=0,
+            produced=produced,
+            taken=whole,
+            differentiable=loss.differentiable,
+            reshard=self.resharder.edge(
+                loss.shape, loss.itemsize, produced, whole, loss.differentiable
+            ),
+        )
+
     # ---- what it issues ---------------------------------------------------------------------
 
     def collectives(self, coordinate: Sequence[int]) -> list[Collective]:
@@ -194,21 +213,23 @@ class Program:
         return [*self.forward_collectives(coordinate), *self.backward_collectives(coordinate)]
 
     def forward_collectives(self, coordinate: Sequence[int]) -> list[Collective]:
-        """The forward half: edges left to right, then what the operator issues itself."""
+        """The forward half: edges left to right, then what the operator issues itself; the loss."""
         out: list[Collective] = []
         for node in self.graph.nodes:
             for index in range(len(node.operands)):
                 edge = self.edges[node.name, index]
                 out += self._steps(edge.producer, edge.reshard.forward, coordinate, "forward")
             out += self._internal(node, coordinate, "forward")
-        return out
+        loss = self.loss_edge
+        return out + self._steps(loss.producer, loss.reshard.forward, coordinate, "forward")
 
     def backward_collectives(self, coordinate: Sequence[int]) -> list[Collective]:
         """The backward half: the reverse, with fused gradients where they are complete."""
         sent_after: dict[str, list[int]] = {}
         for index, bucket in enumerate(self.buckets):
             sent_after.setdefault(bucket.after, []).append(index)
-        out: list[Collective] = []
+        loss = self.loss_edge
+        out = self._steps(loss.producer, loss.backward_steps, coordinate, "backward")
         for node in reversed(self.graph.nodes):
             if not node.differentiable or node.is_leaf:
                 continue
@@ -247,9 +268,27 @@ class Program:
                     for use in self.graph.uses[name]
                     if self.edges[use].reshard.is_nothing or not self.edges[use].reshard.forward
                 ]
-            elif node.roles[index] in node.saved:
+            elif node.differentiable and node.roles[index] in self._kept[self._call(node)]:
                 found.append(name)
         return found
+
+    def _call(self, node: Node) -> object:
+        grads = tuple(self.graph.by_name[o].differentiable for o in node.operands)
+        return node.op, node.roles, tuple(sorted(node.attrs.items())), grads
+
+    @cached_property
+    def _kept(self) -> dict[object, frozenset[str]]:
+        """Roles that autograd keeps for backward, by kind of call.
+
+        A node does not list what an operator before it kept already. Where a weight is used
+        twice, each use gathers it anew and keeps its own, so all calls of a kind count.
+        """
+        out: dict[object, frozenset[str]] = {}
+        for node in self.graph.nodes:
+            if node.differentiable and not node.is_leaf:
+                call = self._call(node)
+                out[call] = out.get(call, frozenset()) | frozenset(node.saved)
+        return out
 
     def bucket_collective(self, index: int, coordinate: Sequence[int]) -> Collective:
         """The fused message of one bucket."""
