@@ -1,1 +1,5 @@
-"""Turn a model into a graph of ops and shapes."""
+"""Model -> ModelGraph."""
+
+from autoshard.analyzer._constants import evaluate_constants
+
+__all__ = ["evaluate_constants"]

@@ -1,0 +1,224 @@
+"""Module and arguments -> ModelGraph: folded where blocks repeat, whole where that fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import autoshard.analyzer._rewrites_nn  # noqa: F401  (registers its rewrites)
+from autoshard.analyzer._blocks import FoldError, Group, Marks, find_groups
+from autoshard.analyzer._constants import closure, recognise_masks
+from autoshard.analyzer._export import Inputs, export, model_leaves
+from autoshard.analyzer._finish import Program, finish
+from autoshard.analyzer._ir import Builder, Instance, Value, family
+from autoshard.analyzer._lower import Leaf, Lowering, dtype_name
+from autoshard.errors import CaptureError
+from autoshard.graph import ModelGraph
+
+Progress = Callable[[str], None]
+
+
+def capture(
+    module: nn.Module,
+    inputs: Inputs,
+    *,
+    name: str,
+    batch: int,
+    dtype: torch.dtype | None,
+    assumptions: Sequence[str],
+    progress: Progress,
+    fold: bool = True,
+) -> ModelGraph:
+    """The graph of ``module`` called with ``inputs``.
+
+    Args:
+        module: any module, on any device; not changed.
+        inputs: its arguments; only shapes and dtypes matter.
+        name: the graph's name.
+        batch: number of samples in ``inputs``.
+        dtype: dtype of floating parameters and inputs; None for the module's own.
+        assumptions: what was assumed before, in words.
+        progress: called with what is done next.
+        fold: whether equal blocks are traced once.
+
+    Raises:
+        InputError: the arguments do not fit.
+        CaptureError: the model cannot be captured.
+    """
+    groups = find_groups(module)
+    notes = list(assumptions)
+    warnings: list[str] = []
+    program: Program | None = None
+    if groups and fold:
+        progress(f"tracing one block of each of {len(groups)} kinds")
+        try:
+            program = _folded(module, inputs, groups, dtype, notes)
+        except FoldError as error:
+            warnings.append(f"repeated blocks were traced one by one: {error}")
+    if program is None:
+        progress("tracing the whole model")
+        traced = frozenset(p for g in groups for p in g.paths)
+        marks = Marks()
+        program = _program(module, inputs, groups, traced, marks, dtype, notes)
+    _drop_paths(program.build)
+    buffers = {n: b for n, b in module.named_buffers(remove_duplicate=False) if not b.is_meta}
+    masks = recognise_masks(program.build.order, buffers)
+    if masks:
+        notes.append(f"{masks} attention calls have an explicit mask")
+    progress("counting operations and saved tensors")
+    _, aliases = model_leaves(module)
+    return finish(
+        program,
+        name=name,
+        batch=batch,
+        aliases=aliases,
+        assumptions=notes,
+        warnings=[*warnings, *program.warnings],
+    )
+
+
+def _folded(
+    module: nn.Module,
+    inputs: Inputs,
+    groups: Sequence[Group],
+    dtype: torch.dtype | None,
+    notes: list[str],
+) -> Program:
+    traced = {g.paths[0] for g in groups} | {g.paths[-1] for g in groups if g.doubtful}
+    marks = Marks()
+    try:
+        program = _program(module, inputs, groups, frozenset(traced), marks, dtype, notes)
+    except CaptureError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, FoldError):
+                raise cause from None
+            cause = cause.__cause__ or cause.__context__
+        raise
+    for group in groups:
+        count = marks.calls.get(group.name, 0)
+        if group.doubtful and count > 1:
+            _check_equal(program.build, group.name, 0, count - 1)
+    return program
+
+
+def _program(
+    module: nn.Module,
+    inputs: Inputs,
+    groups: Sequence[Group],
+    traced: frozenset[str],
+    marks: Marks,
+    dtype: torch.dtype | None,
+    notes: list[str],
+) -> Program:
+    try:
+        exported = export(module, inputs, marks, groups, traced, dtype)
+        known, canonical = model_leaves(module)
+        if dtype is not None:
+            known = {n: _cast(leaf, dtype) for n, leaf in known.items()}
+        lowering = Lowering(exported.leaves, marks, known, canonical)
+        values = lowering.run(exported.program.graph)
+    finally:
+        marks.close()
+    found = [(p, v) for p, v in zip(exported.outputs, values, strict=True) if v is not None]
+    loss, assumed = choose_loss(lowering.build, found)
+    if assumed and assumed not in notes:
+        notes.append(assumed)
+    return Program(lowering.build, found, loss)
+
+
+def _cast(leaf: Leaf, dtype: torch.dtype) -> Leaf:
+    if not leaf.dtype.startswith(("float", "bfloat")):
+        return leaf
+    return Leaf(leaf.kind, leaf.name, leaf.shape, dtype_name(dtype), leaf.trainable)
+
+
+def choose_loss(build: Builder, outputs: Sequence[tuple[str, Value]]) -> tuple[Value, str]:
+    """The scalar to differentiate, and what was assumed about it (or nothing).
+
+    Raises:
+        CaptureError: the model returns no floating tensor.
+    """
+    floats = [(p, v) for p, v in outputs if v.is_float]
+    for path, value in floats:
+        if path == "loss" and not value.shape:
+            return value, ""
+    scalars = [(p, v) for p, v in floats if not v.shape and not v.const]
+    if len(scalars) == 1 or (scalars and scalars[0][0] in ("output", "0")):
+        path, value = scalars[0]
+        return value, f"the scalar output {path!r} is the loss"
+    if not floats:
+        given = ", ".join(p for p, _ in outputs) or "nothing"
+        raise CaptureError(f"the model returns no floating tensor to train on (returned: {given})")
+    path, value = floats[0]
+    build.module = ""
+    mean = build.reduce("aten.mean.dim", value, range(len(value.shape)))
+    return mean, f"the model returns no loss; the mean of its output {path!r} stands for it"
+
+
+# ---- checks and patterns ------------------------------------------------------------------
+
+
+def _check_equal(build: Builder, group: str, first: int, last: int) -> None:
+    """That two traced blocks are the same but for names.
+
+    Raises:
+        FoldError: they are not.
+    """
+    a = [v for v in build.order if v.instance == Instance(group, first)]
+    b = [v for v in build.order if v.instance == Instance(group, last)]
+    if _shape_of(a) != _shape_of(b):
+        raise FoldError(f"blocks of {group} look alike but compute different things")
+
+
+def _shape_of(values: Sequence[Value]) -> list[Any]:
+    offset = {id(v): i for i, v in enumerate(values)}
+    out: list[Any] = []
+    for value in values:
+        reads: list[Any] = []
+        for operand in value.operands:
+            if id(operand) in offset:
+                reads.append(offset[id(operand)])
+            elif operand.const:
+                reads.append(tuple(_constant_text(c) for c in closure([operand])))
+            else:
+                name = str(operand.attrs.get("fqn", ""))
+                reads.append((operand.op if name else "", re.sub(r"\d+", "#", name), operand.shape))
+        out.append(
+            (value.op, value.roles, repr(sorted(value.attrs.items())), value.shape, value.dtype, reads)
+        )
+    return out
+
+
+def _constant_text(value: Value) -> str:
+    attrs: Mapping[str, Any] = value.attrs
+    kept = [] if value.op == "buffer" else sorted(attrs.items())
+    return f"{value.op} {kept} {value.shape} {value.dtype}"
+
+
+def _drop_paths(build: Builder) -> None:
+    """Stochastic depth, ``x / keep * floor(keep + rand)``, is a dropout with a shared mask."""
+    for value in build.order:
+        if value.op != "aten.mul.Tensor" or len(value.operands) != 2:
+            continue
+        x, mask = value.operands
+        scale = 1.0
+        if family(mask.op) != "aten.floor":
+            continue
+        shifted = mask.operands[0]
+        if shifted.op != "aten.add.Tensor" or len(shifted.operands) != 1:
+            continue
+        keep = shifted.attrs.get("other")
+        if family(shifted.operands[0].op) != "aten.rand" or not isinstance(keep, float):
+            continue
+        if x.op == "aten.div.Tensor" and x.attrs.get("other") == keep:
+            x, scale = x.operands[0], keep
+        if scale != keep:
+            continue
+        value.op, value.operands, value.roles = "autoshard.dropout", [x], ("input",)
+        shared = tuple(d for d, n in enumerate(mask.shape) if n == 1 and value.shape[d] != 1)
+        value.attrs = {"p": 1 - keep, "shared": shared}
