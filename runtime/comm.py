@@ -1,0 +1,394 @@
+"""Collectives over the axes of a mesh: the one file that calls ``torch.distributed``'s.
+
+A :class:`Communicator` holds one process group for each set of axes. It runs on real groups, and
+on torch's ``fake`` backend, where one process plays one rank of a world of any size
+(:func:`dry_run`). Buffers are contiguous and of equal size on all ranks of a group; padding is
+the business of :mod:`autoshard.runtime.moves`.
+
+Every wait has a limit: the time limit of the group, after which the collective raises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import combinations, product
+from math import prod
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from autoshard.errors import MeshError, RequestError
+from autoshard.runtime.processes.world import DEFAULT_TIMEOUT_S, current_world
+from autoshard.sharding.collective import Collective, CollectiveOp, Phase
+from autoshard.sharding.layout import Shape, coordinate_of
+
+Reduction = Literal["sum", "max", "min"]
+
+# Names since torch 2.13, and before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+# What every backend moves; all else moves as bytes.
+_MOVED = {
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One collective that was issued, and when.
+
+    Attributes:
+        collective: what was issued.
+        start_s: when, by ``time.perf_counter``.
+        duration_s: until it was waited for (of an asynchronous one: not until it was done).
+    """
+
+    collective: Collective
+    start_s: float
+    duration_s: float
+
+
+class Recorder:
+    """Keeps what a communicator issues, in the order of issue."""
+
+    def __init__(self) -> None:
+        self._started: list[tuple[Collective, float]] = []
+        self._seconds: dict[int, float] = {}
+
+    def start(self, collective: Collective) -> int:
+        """Note a collective as issued now; the number is for :meth:`finish`."""
+        self._started.append((collective, time.perf_counter()))
+        return len(self._started) - 1
+
+    def finish(self, number: int) -> None:
+        """Note that a collective was waited for."""
+        if number not in self._seconds and number < len(self._started):
+            self._seconds[number] = time.perf_counter() - self._started[number][1]
+
+    @property
+    def records(self) -> list[Record]:
+        """What was issued so far; the duration of what nobody waited for yet is 0."""
+        return [
+            Record(collective, start, self._seconds.get(number, 0.0))
+            for number, (collective, start) in enumerate(self._started)
+        ]
+
+    @property
+    def collectives(self) -> list[Collective]:
+        """What was issued so far, without times."""
+        return [collective for collective, _ in self._started]
+
+    def clear(self) -> None:
+        """Forget everything; nothing may be under way."""
+        self._started.clear()
+        self._seconds.clear()
+
+
+class Pending:
+    """A collective under way."""
+
+    __slots__ = ("_number", "_recorder", "_result", "_work")
+
+    def __init__(
+        self, result: torch.Tensor, work: Any, recorder: Recorder | None, number: int
+    ) -> None:
+        self._result, self._work = result, work
+        self._recorder, self._number = recorder, number
+
+    def wait(self) -> torch.Tensor:
+        """The result, once it is there; raises after the group's time limit."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        if self._recorder is not None:
+            self._recorder.finish(self._number)
+        return self._result
+
+
+_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+_groups_of: object = None  # the default group they belong to
+
+
+def _group(ranks: tuple[int, ...], timeout: timedelta) -> dist.ProcessGroup:
+    """The group of these ranks, made by its members only, once in the life of the default group."""
+    global _groups_of
+    if _groups_of is not dist.group.WORLD:
+        _groups.clear()
+        _groups_of = dist.group.WORLD
+    found = _groups.get(ranks)
+    if found is None:
+        if len(ranks) == dist.get_world_size():
+            assert dist.group.WORLD is not None
+            found = dist.group.WORLD
+        else:
+            found = dist.new_group(
+                list(ranks), timeout=timeout, use_local_synchronization=not _is_fake()
+            )
+        _groups[ranks] = found
+    return found
+
+
+def _is_fake() -> bool:
+    return str(dist.get_backend()) == "fake"
+
+
+class Communicator:
+    """Collectives over the axes of one mesh, as this rank takes part in them.
+
+    Ranks lie on the mesh row-major. Build it on every rank, in the same order as other meshes:
+    groups are made here (on the fake backend: at first use).
+
+    Args:
+        mesh: axis sizes; their product is the world's size.
+        axis_names: one name an axis.
+        recorder: takes what is issued; None costs nothing.
+        device: where this rank computes; None: as the world says, and CPU in a dry run.
+        timeout_s: limit of each collective.
+
+    Attributes:
+        mesh: axis sizes.
+        axis_names: one name an axis.
+        device: where this rank computes.
+        rank: this rank.
+        coordinate: this rank's place on each axis.
+        recorder: may be set and reset at any time.
+
+    Raises:
+        MeshError: the mesh does not have one device for each rank.
+    """
+
+    def __init__(
+        self,
+        mesh: Shape,
+        axis_names: Sequence[str],
+        recorder: Recorder | None = None,
+        *,
+        device: torch.device | str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        if not dist.is_initialized():
+            raise RequestError(
+                "a communicator needs a process group: run in a rank of a pool, under torchrun, "
+                "or in dry_run()"
+            )
+        self.mesh, self.axis_names, self.recorder = tuple(mesh), tuple(axis_names), recorder
+        if len(self.axis_names) != len(self.mesh):
+            raise MeshError(f"{len(self.mesh)} axes, and names for {len(self.axis_names)}")
+        size = dist.get_world_size()
+        if prod(self.mesh) != size:
+            raise MeshError(
+                f"a mesh of {' x '.join(map(str, self.mesh))} has {prod(self.mesh)} devices, "
+                f"and {size} processes run"
+            )
+        if device is None:
+            world = None if _is_fake() else current_world()
+            device = "cpu" if world is None else world.device
+        self.device = torch.device(device)
+        self.rank = dist.get_rank()
+        self.coordinate = coordinate_of(self.rank, self.mesh)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._by_axes: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._names: dict[tuple[int, ...], tuple[str, ...]] = {}
+        if not _is_fake():
+            axes = range(len(self.mesh))
+            for count in range(1, len(self.mesh) + 1):
+                for subset in combinations(axes, count):
+                    self.group(subset)
+
+    def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """This rank's group over ``axes`` (ascending), row-major in them; None for one rank."""
+        try:
+            return self._by_axes[axes]
+        except KeyError:
+            pass
+        if list(axes) != sorted(set(axes)) or not all(0 <= a < len(self.mesh) for a in axes):
+            raise MeshError(f"axes {axes} are not ascending indices of {self.axis_names}")
+        ranks = self.ranks(axes)
+        found = self._by_axes[axes] = _group(ranks, self._timeout) if len(ranks) > 1 else None
+        return found
+
+    def ranks(self, axes: Sequence[int]) -> tuple[int, ...]:
+        """The ranks that differ from this one on ``axes`` only, row-major, this one included."""
+        strides = [prod(self.mesh[axis + 1 :]) for axis in range(len(self.mesh))]
+        base = sum(
+            self.coordinate[axis] * strides[axis]
+            for axis in range(len(self.mesh))
+            if axis not in axes
+        )
+        return tuple(
+            base + sum(i * strides[axis] for i, axis in zip(place, axes, strict=True))
+            for place in product(*(range(self.mesh[axis]) for axis in axes))
+        )
+
+    def size(self, axes: Sequence[int]) -> int:
+        """How many ranks a group over ``axes`` has."""
+        return prod(self.mesh[axis] for axis in axes)
+
+    # ---- collectives ----
+
+    def all_reduce(
+        self,
+        tensor: torch.Tensor,
+        op: Reduction,
+        axes: tuple[int, ...],
+        phase: Phase = "forward",
+        value: str = "",
+    ) -> torch.Tensor:
+        """Reduce ``tensor`` over ``axes`` in place, and return it."""
+        return self.start("all_reduce", tensor, axes, reduction=op, phase=phase, value=value).wait()
+
+    def all_gather(
+        self,
+        buffer: torch.Tensor,
+        axes: tuple[int, ...],
+        phase: Phase = "forward",
+        value: str = "",
+    ) -> torch.Tensor:
+        """The buffers of all ranks of the group: ``[group, *buffer.shape]``."""
+        return self.start("all_gather", buffer, axes, phase=phase, value=value).wait()
+
+    def reduce_scatter(
+        self,
+        buffer: torch.Tensor,
+        axes: tuple[int, ...],
+        phase: Phase = "forward",
+        value: str = "",
+    ) -> torch.Tensor:
+        """Of ``buffer``, ``[group, ...]``, the own row summed: ``[...]``."""
+        return self.start("reduce_scatter", buffer, axes, phase=phase, value=value).wait()
+
+    def all_to_all(
+        self,
+        buffer: torch.Tensor,
+        axes: tuple[int, ...],
+        phase: Phase = "forward",
+        value: str = "",
+    ) -> torch.Tensor:
+        """Send row ``i`` of ``buffer``, ``[group, ...]``, to rank ``i``; rows by their sender."""
+        return self.start("all_to_all", buffer, axes, phase=phase, value=value).wait()
+
+    def start(
+        self,
+        op: CollectiveOp,
+        buffer: torch.Tensor,
+        axes: tuple[int, ...],
+        *,
+        reduction: Reduction = "sum",
+        phase: Phase = "forward",
+        value: str = "",
+        async_op: bool = False,
+    ) -> Pending:
+        """Issue a collective; shapes as for the method of its name.
+
+        Args:
+            op: which one.
+            buffer: contiguous; ``all_reduce`` writes into it, the others do not.
+            axes: ascending indices of the mesh axes whose ranks take part.
+            reduction: how an all_reduce or a reduce_scatter combines.
+            phase: for the recorder.
+            value: for the recorder.
+            async_op: whether to return before it is done; ``buffer`` must be left alone till then.
+        """
+        group = self.group(axes)
+        size = 1 if group is None else self.size(axes)
+        if op == "all_gather":
+            result = buffer.new_empty((size, *buffer.shape))
+        elif op == "reduce_scatter":
+            result = buffer.new_empty(buffer.shape[1:])
+        elif op == "all_to_all":
+            result = torch.empty_like(buffer)
+        else:
+            result = buffer
+        if group is None:  # one rank: nothing is sent, nothing is recorded
+            if op != "all_reduce":
+                result.copy_(buffer.view(result.shape))
+            return Pending(result, None, None, 0)
+        number = 0
+        if self.recorder is not None:
+            number = self.recorder.start(self._collective(op, buffer, result, axes, phase, value))
+        work = None
+        if buffer.numel():  # all ranks of a group agree on the size
+            work = _issue(op, buffer, result, group, size, reduction, async_op)
+        pending = Pending(result, work, self.recorder, number)
+        if not async_op:
+            pending.wait()
+        return pending
+
+    def _collective(
+        self,
+        op: CollectiveOp,
+        buffer: torch.Tensor,
+        result: torch.Tensor,
+        axes: tuple[int, ...],
+        phase: Phase,
+        value: str,
+    ) -> Collective:
+        names = self._names.get(axes)
+        if names is None:
+            names = self._names[axes] = tuple(self.axis_names[axis] for axis in axes)
+        counted = result if op == "all_gather" else buffer
+        return Collective(op, names, counted.numel() * counted.element_size(), phase, value)
+
+
+def _issue(
+    op: CollectiveOp,
+    buffer: torch.Tensor,
+    result: torch.Tensor,
+    group: dist.ProcessGroup,
+    size: int,
+    reduction: Reduction,
+    async_op: bool,
+) -> Any:
+    """Issue on flat buffers; the work, or None if it is done."""
+    reduces = op in ("all_reduce", "reduce_scatter")
+    if not buffer.is_contiguous():
+        raise ValueError(f"a collective needs a contiguous buffer; strides {buffer.stride()}")
+    if buffer.dtype.is_complex:
+        buffer, result = torch.view_as_real(buffer), torch.view_as_real(result)
+    given, out = buffer.view(-1), result.view(-1)
+    if not reduces and given.dtype not in _MOVED:
+        given, out = given.view(torch.uint8), out.view(torch.uint8)
+    if op == "all_reduce":
+        return dist.all_reduce(given, _REDUCE[reduction], group, async_op)
+    if op == "all_gather":
+        return _all_gather(out, given, group, async_op)
+    if op == "reduce_scatter":
+        return _reduce_scatter(out, given, _REDUCE[reduction], group, async_op)
+    return dist.all_to_all_single(out, given, group=group, async_op=async_op)
+
+
+@contextmanager
+def dry_run(world_size: int, rank: int = 0) -> Iterator[None]:
+    """Play rank ``rank`` of a world of any size in this process: collectives move nothing.
+
+    Results have the right shapes and no meaning. Not where a process group is up already.
+    """
+    # Importing it registers the backend; torch offers no public way.
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise RequestError("a dry run needs a process of its own: a process group is up here")
+    dist.init_process_group(
+        "fake",
+        rank=rank,
+        world_size=world_size,
+        store=FakeStore(),
+    )
+    try:
+        yield
+    finally:
+        _groups.clear()
+        dist.destroy_process_group()

@@ -1,0 +1,99 @@
+"""Cutting a whole value into the shard of one device, and putting shards together again.
+
+In one process and without communication: what tests and the loading of weights need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from autoshard.sharding.layout import (
+    Layout,
+    P,
+    R,
+    Shape,
+    chunk,
+    coordinates,
+    forward_half,
+    local_shape,
+    radix,
+)
+
+Array = TypeVar("Array", torch.Tensor, "np.ndarray[tuple[int, ...], np.dtype[np.generic]]")
+
+
+def _place(
+    shape: Shape, layout: Layout, mesh: Shape, coordinate: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+    """The whole as digits, and where the shard lies among them."""
+    sizes: list[int] = []
+    slices: list[slice] = []
+    for dim, size in enumerate(shape):
+        digits = radix(size, dim, layout)
+        sizes += digits.sizes
+        slices += [
+            slice(None) if axis is None else slice(*chunk(n, mesh[axis], coordinate[axis]))
+            for n, axis in zip(digits.sizes, digits.axes, strict=True)
+        ]
+    return tuple(sizes), tuple(slices)
+
+
+def take_shard(whole: Array, layout: Layout, mesh: Shape, coordinate: Sequence[int]) -> Array:
+    """What the device at ``coordinate`` holds of ``whole``; a copy, contiguous.
+
+    Of a partial value, coordinate 0 holds all and the others zeros.
+
+    Args:
+        whole: the value, of its global shape.
+        layout: one state an axis; ``RP`` counts as ``R``.
+        mesh: axis sizes.
+        coordinate: the device's place on each axis.
+    """
+    shape = tuple(whole.shape)
+    digits, slices = _place(shape, layout, mesh, coordinate)
+    local = local_shape(shape, layout, mesh, coordinate)
+    view = whole.reshape(digits)[slices].reshape(local)
+    if isinstance(view, torch.Tensor):
+        shard = view.clone(memory_format=torch.contiguous_format)
+    else:
+        shard = view.copy()
+    if any(s is P and coordinate[axis] for axis, s in enumerate(layout)):
+        shard[...] = 0
+    return shard
+
+
+def join_shards(
+    shards: Mapping[tuple[int, ...], Array], layout: Layout, shape: Shape, mesh: Shape
+) -> Array:
+    """The whole value: shards side by side, summands added, of replicas the first.
+
+    Args:
+        shards: by coordinate; those with coordinate 0 on every replicated axis are enough.
+        layout: one state an axis; ``RP`` counts as ``R``.
+        shape: the global shape.
+        mesh: axis sizes.
+    """
+    layout = forward_half(layout)
+    first = shards[(0,) * len(mesh)]
+    if isinstance(first, torch.Tensor):
+        whole = first.new_zeros(shape)
+    else:
+        whole = np.zeros(shape, first.dtype)
+    for coordinate in coordinates(mesh):
+        if any(s is R and coordinate[axis] for axis, s in enumerate(layout)):
+            continue
+        shard = shards[coordinate]
+        expected = local_shape(shape, layout, mesh, coordinate)
+        if tuple(shard.shape) != expected:
+            raise ValueError(f"shard at {coordinate} has {tuple(shard.shape)}, not {expected}")
+        if prod(expected) == 0:
+            continue
+        digits, slices = _place(shape, layout, mesh, coordinate)
+        target = whole.reshape(digits)[slices]
+        target += shard.reshape(target.shape)  # a view of the whole
+    return whole
