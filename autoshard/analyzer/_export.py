@@ -281,14 +281,15 @@ def _input_paths(program: ExportedProgram) -> list[str]:
     paths = [""] * spec.num_leaves
     for index, arg in enumerate(args):
         for path, leaf in pytree.tree_leaves_with_path(arg):
-            paths[leaf] = _join(str(index), path)
+            paths[leaf] = join_path(str(index), path)
     for key, arg in kwargs.items():
         for path, leaf in pytree.tree_leaves_with_path(arg):
-            paths[leaf] = _join(key, path)
+            paths[leaf] = join_path(key, path)
     return paths
 
 
-def _join(first: str, path: Any) -> str:
+def join_path(first: str, path: Any) -> str:
+    """``labels.0`` of an argument's name and a pytree path below it."""
     parts = [first]
     for key in path:
         parts.append(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))))

@@ -1,0 +1,181 @@
+"""``analyze``: the one entry to the analyzer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from autoshard.analyzer._capture import capture
+from autoshard.analyzer._inputs import InputSpec, batch_of, infer, input_specs, normalise
+from autoshard.analyzer._sources import Source, list_presets, parse_dtype, read_json, resolve
+from autoshard.errors import InputError, RequestError
+from autoshard.graph import ModelGraph
+
+GRAPH_KIND = "autoshard.graph"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """A model as a graph, and how to get the model itself.
+
+    Attributes:
+        graph: the training step.
+        inputs: what each tensor input is, so that random ones can be drawn.
+        module: the module that was captured, as given (its parameters may be on the meta device);
+            None for a graph that was loaded.
+        source: builds the model; None for a graph that was loaded.
+    """
+
+    graph: ModelGraph
+    inputs: tuple[InputSpec, ...]
+    module: nn.Module | None = None
+    source: Source | None = None
+
+    def draw_inputs(self, seed: int = 0, dtype: str | torch.dtype | None = None) -> dict[str, Tensor]:
+        """Random inputs on the CPU, by path.
+
+        Args:
+            seed: same seed, same values.
+            dtype: of floating inputs; None for the graph's own.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        wanted = parse_dtype(dtype)
+        return {spec.path: spec.draw(generator, wanted) for spec in self.inputs}
+
+    def materialize(self, seed: int = 0, dtype: str | torch.dtype | None = None) -> nn.Module:
+        """The model with weights, on the CPU.
+
+        A module that was given with weights is copied, with its weights; any other model is built
+        with random ones. torch's global random state is left as it was.
+
+        Args:
+            seed: of random weights.
+            dtype: of floating parameters and buffers; None for the model's own.
+
+        Raises:
+            RequestError: the graph was loaded from a file, so there is no model.
+        """
+        if self.source is None:
+            raise RequestError(
+                f"graph {self.graph.name!r} was loaded without its model; give the model itself to "
+                "run it"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.source.run(parse_dtype(dtype))
+
+
+def analyze(
+    model: nn.Module | str | Path | Mapping[str, Any],
+    example_inputs: Any = None,
+    *,
+    batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | torch.dtype | None = None,
+    name: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    fold: bool = True,
+) -> Captured:
+    """The training step of a model as a graph, without allocating its weights.
+
+    Args:
+        model: a module on any device (it is not changed); a preset's name; a Hugging Face config
+            (path or document); ``package.module:factory``; or a graph.json.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments of
+            one global batch; on any device. None: from what the model says of itself.
+        batch: samples in the global batch; only without ``example_inputs``.
+        seq_len: tokens a sample; only without ``example_inputs``.
+        dtype: floating dtype to train in (``bf16``, ``float32``, ...). None: the config's or the
+            module's own.
+        name: the graph's name; None for the preset's or the class's.
+        progress: called with a few words on each step.
+        fold: whether equal blocks are traced once.
+
+    Raises:
+        InputError: arguments are missing or do not fit.
+        CaptureError: the model cannot be captured.
+        UnknownNameError: an unknown preset or dtype.
+        RequestError: anything else that cannot be read.
+    """
+    say = progress or (lambda text: None)
+    for label, value in (("batch", batch), ("seq_len", seq_len)):
+        if value is not None and value < 1:
+            raise InputError(f"{label} is {value}; it must be 1 or more")
+    if isinstance(model, Path):
+        model = str(model)
+    if isinstance(model, str) and (loaded := _loaded(model)) is not None:
+        return loaded
+    if isinstance(model, Mapping) and model.get("kind") == GRAPH_KIND:
+        return _of_graph(ModelGraph.from_json(model))
+    wanted = parse_dtype(dtype)
+    source = resolve(model, name)
+    say(f"building {source.name}")
+    module = source.plan(wanted)
+    notes = list(source.assumptions)
+    if example_inputs is None:
+        inputs, assumed = infer(module, batch, seq_len)
+        notes += assumed
+    else:
+        if batch is not None or seq_len is not None:
+            raise InputError(
+                "example_inputs fix the batch and the length; leave out batch and seq_len, or "
+                "example_inputs"
+            )
+        inputs = normalise(example_inputs)
+    cast = wanted if not source.native_dtype else None
+    floating = wanted or _floating(module)
+    graph = capture(
+        module,
+        _in_dtype(inputs, floating) if example_inputs is None or wanted is not None else inputs,
+        name=source.name,
+        batch=batch_of(inputs),
+        dtype=cast,
+        assumptions=notes,
+        progress=say,
+        fold=fold,
+    )
+    return Captured(graph=graph, inputs=input_specs(graph, inputs), module=module, source=source)
+
+
+def _floating(module: nn.Module) -> torch.dtype:
+    """The dtype of most floating parameters."""
+    counts: dict[torch.dtype, int] = {}
+    for p in module.parameters():
+        if p.is_floating_point():
+            counts[p.dtype] = counts.get(p.dtype, 0) + prod(p.shape)
+    return max(counts, key=lambda d: counts[d]) if counts else torch.float32
+
+
+def _in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
+    def cast(x: Any) -> Any:
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
+            return torch.empty(x.shape, dtype=dtype, device="meta")
+        return x
+
+    return pytree.tree_map(cast, inputs)
+
+
+def _loaded(model: str) -> Captured | None:
+    """The graph of a graph.json; None for anything else."""
+    path = Path(model)
+    if path.suffix != ".json" or model in list_presets():
+        return None
+    document = read_json(path)
+    if document.get("kind") != GRAPH_KIND:
+        return None
+    return _of_graph(ModelGraph.from_json(document))
+
+
+def _of_graph(graph: ModelGraph) -> Captured:
+    example = {
+        path: torch.empty(node.shape, dtype=getattr(torch, node.dtype), device="meta")
+        for path, node in graph.inputs.items()
+    }
+    return Captured(graph=graph, inputs=input_specs(graph, ((), example)))
