@@ -7,8 +7,9 @@
 
 The way through the files: ``_sources`` (what to build) and ``_inputs`` (what to call it with),
 ``_blocks`` (which parts repeat), ``_export`` (torch.export of a copy without weights), ``_lower``
-and ``_rewrites`` (exported operators to the normal form), ``_finish`` (gradients, identities, order,
-names), ``_cost`` (operations, saved tensors). ``operators`` says what each operator computes.
+and ``_rewrites`` (exported operators to the normal form), ``_finish`` (gradients, identities,
+order, names), ``_cost`` (operations, saved tensors). ``operators`` says what each operator
+computes.
 """
 
 from autoshard.analyzer._analyze import Captured, analyze

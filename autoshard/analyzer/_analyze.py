@@ -38,7 +38,9 @@ class Captured:
     module: nn.Module | None = None
     source: Source | None = None
 
-    def draw_inputs(self, seed: int = 0, dtype: str | torch.dtype | None = None) -> dict[str, Tensor]:
+    def draw_inputs(
+        self, seed: int = 0, dtype: str | torch.dtype | None = None
+    ) -> dict[str, Tensor]:
         """Random inputs on the CPU, by path.
 
         Args:

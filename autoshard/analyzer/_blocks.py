@@ -251,7 +251,7 @@ def _signature(module: nn.Module) -> tuple[Any, bool]:
                 if t is not None
             ]
         for key, value in sub.__dict__.items():
-            if key.startswith("_") and key in _OWN or key == "training":
+            if (key.startswith("_") and key in _OWN) or key == "training":
                 continue
             if isinstance(value, int) and not isinstance(value, bool) and INDEX_NAME.match(key):
                 doubtful = True
@@ -288,5 +288,5 @@ def parameters_under(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, str
     """(name, tensor, ``parameter`` or ``buffer``), every name of a tied one."""
     for name, tensor in module.named_parameters(remove_duplicate=False):
         yield name, tensor, "parameter"
-    for name, tensor in module.named_buffers(remove_duplicate=False):
-        yield name, tensor, "buffer"
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        yield name, buffer, "buffer"

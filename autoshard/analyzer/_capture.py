@@ -189,7 +189,14 @@ def _shape_of(values: Sequence[Value]) -> list[Any]:
                 name = str(operand.attrs.get("fqn", ""))
                 reads.append((operand.op if name else "", re.sub(r"\d+", "#", name), operand.shape))
         out.append(
-            (value.op, value.roles, repr(sorted(value.attrs.items())), value.shape, value.dtype, reads)
+            (
+                value.op,
+                value.roles,
+                repr(sorted(value.attrs.items())),
+                value.shape,
+                value.dtype,
+                reads,
+            )
         )
     return out
 

@@ -15,7 +15,9 @@ from autoshard.errors import CaptureError, InputError
 from autoshard.graph import Constant, ModelGraph
 
 MAX_EVALUATED = 1 << 26
-"""Largest constant (elements) that is evaluated to recognise a mask."""
+"""Most elements, intermediate values included, that are computed to recognise a mask."""
+
+_VIEWS = frozenset({"aten.expand.default", "aten.permute.default", "aten.slice.Tensor"})
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
@@ -89,8 +91,9 @@ def value_of(value: Value, buffers: Mapping[str, Tensor]) -> Tensor | None:
     seen: dict[int, Tensor] = {}
     total = 0
     for item in closure([value]):
-        total += prod(item.shape)
-        if total > 4 * MAX_EVALUATED or prod(item.shape) > MAX_EVALUATED:
+        if item.op not in _VIEWS:
+            total += prod(item.shape)
+        if total > MAX_EVALUATED:
             return None
         try:
             with torch.no_grad():

@@ -25,6 +25,9 @@ FREE = frozenset(
 )
 """Operators that move data and compute nothing."""
 
+PARTS = frozenset({"aten.slice", "aten.select"})
+"""Views that show less than their operand."""
+
 SDPA = "aten.scaled_dot_product_attention.default"
 
 
@@ -55,12 +58,19 @@ def _product_flops(value: Value) -> int | None:
         return 2 * prod(value.shape) * shapes[0][-1]
     if base.startswith("aten.conv") and "transpose" not in base and "pad" not in base:
         return 2 * prod(value.shape) * prod(shapes[1][1:])
+    if base == "aten._grouped_mm" and len(shapes[0]) == 2:
+        # Each row meets the one matrix of its group.
+        return 2 * prod(shapes[0]) * shapes[1][-1]
     if base.startswith("aten.conv_transpose"):
         return 2 * prod(shapes[0]) * prod(shapes[1][1:])
     if base == "aten.einsum" and len(shapes) == 2:
         left = str(value.attrs["equation"]).replace(" ", "").split("->")[0].split(",")
         if all("." not in part for part in left):
-            sizes = {c: n for part, s in zip(left, shapes, strict=True) for c, n in zip(part, s, strict=True)}
+            sizes = {
+                c: n
+                for part, s in zip(left, shapes, strict=True)
+                for c, n in zip(part, s, strict=True)
+            }
             return 2 * prod(sizes.values())
     if value.op == SDPA:
         *batch, rows, depth = shapes[0]
@@ -117,14 +127,18 @@ class SavedTensors:
         """Roles that ``value`` keeps and nothing before it kept, and further bytes."""
         self._alive.append(value)
         shapes = tuple((o.shape, self._strides[id(o)], o.dtype) for o in value.operands)
-        key = (value.op, value.roles, shapes, tuple(needed), repr(sorted(value.attrs.items())))
-        key = (*key, value.shape)
+        text = repr(sorted(value.attrs.items()))
+        key = (value.op, value.roles, shapes, tuple(needed), text, value.shape)
         if key not in self._calls:
             self._calls[key] = self._run(value, shapes, needed)
         roles, extra, strides, shared = self._calls[key]
         self._strides[id(value)] = strides
-        shares = value.role(shared) if shared else None
+        # A part of a value is a value of its own here: parts are kept one by one (a fused QKV).
+        shares = value.role(shared) if shared and family(value.op) not in PARTS else None
         self._storage[id(value)] = id(value) if shares is None else self._storage[id(shares)]
+        whole = value.operands[0] if value.operands and shared else None
+        if whole is not None and self._storage[id(whole)] in self._never_counted:
+            self._storage[id(value)] = self._storage[id(whole)]
         if not differentiable:
             return (), 0
         out: list[str] = []
@@ -161,9 +175,7 @@ class SavedTensors:
 
             try:
                 with saved_tensors_hooks(pack, lambda t: t):
-                    result = run_operator(
-                        value.op, value.roles, tensors, value.attrs, value.shape
-                    )
+                    result = run_operator(value.op, value.roles, tensors, value.attrs, value.shape)
             except (RuntimeError, NotImplementedError, CaptureError, TypeError):
                 return frozenset(value.roles), 0, _contiguous(value.shape), ""
             strides = tuple(int(s) for s in result.stride())

@@ -173,6 +173,7 @@ def _fake(
 
 def _fake_inputs(shadow: nn.Module, inputs: Inputs, mode: FakeTensorMode) -> Inputs:
     """Distinct fake tensors, one for each: a tensor given twice would be traced as one."""
+
     def fake(x: Any) -> Any:
         return _fake(x.detach(), mode) if isinstance(x, torch.Tensor) else x
 
@@ -341,7 +342,7 @@ def _patched_masks(inputs: Inputs) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_functions() -> Iterator[None]:
-    """Refuse custom autograd functions: the trace would take their forward and lose the backward."""
+    """Refuse custom autograd functions: the trace would keep the forward alone."""
     original = torch.autograd.Function.__dict__["apply"]
     thread = threading.get_ident()
 

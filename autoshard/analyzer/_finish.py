@@ -140,7 +140,7 @@ def _identities(
 
 
 def _place_leaves(order: Sequence[Value], roots: Sequence[Value]) -> list[Value]:
-    """Leaves right before their first use; those that several blocks use, before the first block."""
+    """Leaves right before their first use; shared ones before the first block that uses them."""
     spans: dict[int, set[Instance | None]] = {}
     for value in order:
         for operand in _leaf_operands(value):
@@ -338,7 +338,7 @@ def _repeats(
                 repeats.append(Repeat(kind=label, length=len(text), starts=tuple(starts)))
         if len(shapes) > 1 or not whole:
             notes.append(
-                f"blocks {group}: {len(runs)} instances of {len(shapes)} kinds; only equal ones fold"
+                f"blocks {group}: {len(runs)} of {len(shapes)} kinds; only equal ones fold"
             )
     return tuple(repeats), notes
 

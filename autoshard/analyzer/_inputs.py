@@ -246,9 +246,7 @@ _CARRIES = frozenset(
 
 def input_specs(graph: ModelGraph, inputs: Inputs) -> tuple[InputSpec, ...]:
     """What each input of ``graph`` may hold."""
-    examples = {
-        path: leaf for path, leaf in _named_leaves(inputs) if isinstance(leaf, Tensor)
-    }
+    examples = {path: leaf for path, leaf in _named_leaves(inputs) if isinstance(leaf, Tensor)}
     out: list[InputSpec] = []
     for path, leaf in examples.items():
         node = graph.inputs.get(path)
@@ -260,15 +258,12 @@ def input_specs(graph: ModelGraph, inputs: Inputs) -> tuple[InputSpec, ...]:
             if high is None:
                 low, high = _range(leaf)
         out.append(
-            InputSpec(
-                path=path, shape=shape, dtype=dtype, low=low, high=high, ignore_index=ignored
-            )
+            InputSpec(path=path, shape=shape, dtype=dtype, low=low, high=high, ignore_index=ignored)
         )
     return tuple(out)
 
 
 def _named_leaves(inputs: Inputs) -> Sequence[tuple[str, Any]]:
-
 
     found: list[tuple[str, Any]] = []
     named = [(str(i), a) for i, a in enumerate(inputs[0])] + list(inputs[1].items())

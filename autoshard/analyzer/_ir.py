@@ -216,7 +216,9 @@ class Builder:
         over = tuple(sorted(d % max(len(x.shape), 1) for d in dims))
         if not x.shape:
             return x
-        kept = tuple(1 if i in over else n for i, n in enumerate(x.shape) if keepdim or i not in over)
+        kept = tuple(
+            1 if i in over else n for i, n in enumerate(x.shape) if keepdim or i not in over
+        )
         attrs: dict[str, Attr] = {"dim": over}
         if keepdim:
             attrs["keepdim"] = True

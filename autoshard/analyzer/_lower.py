@@ -227,11 +227,13 @@ class Lowering:
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(
-                f"module {self.build.module or '(root)'} calls {name}, which is no tensor operator; "
-                "keep shape arithmetic in Python integers"
+                f"module {self.build.module or '(root)'} calls {name}, which is no tensor "
+                "operator; keep shape arithmetic in Python integers"
             )
         schema = node.target._schema
-        written = next((a for a in schema.arguments if a.alias_info and a.alias_info.is_write), None)
+        written = next(
+            (a for a in schema.arguments if a.alias_info and a.alias_info.is_write), None
+        )
         if written is not None and not name.startswith("aten.batch_norm"):
             self._in_place(node, name, written.name, look, env)
             return
@@ -285,8 +287,9 @@ class Lowering:
             packet = getattr(torch.ops.aten, base[:-1], None)
             if not base.endswith("_") or packet is None or overload not in packet.overloads():
                 raise CaptureError(
-                    f"module {self.build.module or '(root)'} changes a tensor in place with {name}, "
-                    "which has no out-of-place form; use an operator that returns a new tensor"
+                    f"module {self.build.module or '(root)'} changes a tensor in place with "
+                    f"{name}, which has no out-of-place form; use an operator that returns a "
+                    "new tensor"
                 )
             call = call.renamed(functional, getattr(packet, overload))
             rewrite = REWRITES.get(functional)
@@ -366,7 +369,9 @@ class Lowering:
             self._open.leave = node
             self._open = None
             return self._leave(refs)
-        return self._replay(self._bodies[mark.group], mark.prefix, mark.group, mark.index, refs, env)
+        return self._replay(
+            self._bodies[mark.group], mark.prefix, mark.group, mark.index, refs, env
+        )
 
     def _leave(self, refs: list[Any]) -> list[Any]:
         for ref in refs:
@@ -425,7 +430,7 @@ class _Scope(dict[Any, Any]):
 
 
 def _refs(result: Any) -> Any:
-    """Multi-output results: a list of values, or a function from the output's index to its value."""
+    """A multi-output result: a list of values, or a function from index to value."""
     if callable(result):
         made: dict[int, Ref] = {}
 
@@ -452,6 +457,7 @@ def _is_graph(node: fx.Node, argument: Any) -> bool:
 
 def _subgraph(node: fx.Node, argument: Any) -> fx.Graph:
     owner = node.graph.owning_module
+    assert owner is not None
     module = owner.get_submodule(str(argument.target))
     graph = module.graph
     assert isinstance(graph, fx.Graph)

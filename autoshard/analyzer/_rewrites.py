@@ -7,7 +7,7 @@ value. Losses, normalisations and attention stand in :mod:`autoshard.analyzer._r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,10 +41,12 @@ class Call:
         schema = node.target._schema  # type: ignore[union-attr]
         args: dict[str, Any] = {a.name: a.default_value for a in schema.arguments}
         for argument, value in zip(schema.arguments, node.args, strict=False):
-            args[argument.name] = fx.map_arg(value, look)  # type: ignore[arg-type]
+            args[argument.name] = fx.map_arg(value, look)
         for key, value in node.kwargs.items():
-            args[key] = fx.map_arg(value, look)  # type: ignore[arg-type]
-        shape, dtype, outputs = (), "", ()
+            args[key] = fx.map_arg(value, look)
+        shape: tuple[int, ...] = ()
+        dtype = ""
+        outputs: tuple[Any, ...] = ()
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             shape, dtype = tuple(int(n) for n in val.shape), _name(val.dtype)
@@ -320,7 +322,12 @@ def _pad(b: Builder, call: Call) -> Result:
     x = call["self"]
     fill = float(fill) if x.is_float else int(fill)
     return b.emit(
-        "aten.constant_pad_nd.default", {"self": x}, call.shape, call.dtype, pad=tuple(pad), value=fill
+        "aten.constant_pad_nd.default",
+        {"self": x},
+        call.shape,
+        call.dtype,
+        pad=tuple(pad),
+        value=fill,
     )
 
 
@@ -462,5 +469,3 @@ def scatter(b: Builder, call: Call, base: Value, new: Value) -> Value:
         f"module {b.module or '(root)'} writes into a view made by {call.op}, which has no "
         "out-of-place form; write to a tensor of its own"
     )
-
-

@@ -68,7 +68,12 @@ def _cross_entropy(b: Builder, call: Call) -> Result:
     if call["reduction"] == 2:
         return total
     count = b.emit(
-        "autoshard.count_valid", {"target": target}, (), x.dtype, ignore_index=ignored, dtype=x.dtype
+        "autoshard.count_valid",
+        {"target": target},
+        (),
+        x.dtype,
+        ignore_index=ignored,
+        dtype=x.dtype,
     )
     return b.emit("aten.div.Tensor", {"self": total, "other": count}, (), x.dtype)
 

@@ -249,9 +249,7 @@ def from_config(document: Mapping[str, Any], name: str | None) -> Source:
     )
 
 
-def _build_hf(
-    cls: Any, config: Any, dtype: torch.dtype | None, device: str | None
-) -> nn.Module:
+def _build_hf(cls: Any, config: Any, dtype: torch.dtype | None, device: str | None) -> nn.Module:
     config = copy.deepcopy(config)
     if hasattr(config, "use_cache"):
         config.use_cache = False
@@ -271,7 +269,7 @@ def _build_hf(
     return model.train()
 
 
-class _silent:  # noqa: N801
+class _silent:
     """transformers says nothing on the terminal about a config that it was given."""
 
     def __enter__(self) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from autoshard.errors import CaptureError
@@ -60,7 +60,8 @@ def run_operator(
     """
     if op in OWN:
         named = dict(zip(roles, operands, strict=True))
-        return OWN[op](named, attrs)
+        own: Tensor = OWN[op](named, attrs)
+        return own
     if op == "aten.reshape.default":
         return operands[0].reshape(tuple(shape))
     if op == "aten.expand.default":
@@ -114,7 +115,8 @@ def _nll_sum(x: Mapping[str, Tensor], attrs: Mapping[str, Attr]) -> Tensor:
 
 
 def _count_valid(x: Mapping[str, Tensor], attrs: Mapping[str, Attr]) -> Tensor:
-    return (x["target"] != attrs["ignore_index"]).sum().to(torch_dtype(str(attrs["dtype"])))
+    ignored: Any = attrs["ignore_index"]
+    return x["target"].ne(ignored).sum().to(torch_dtype(str(attrs["dtype"])))
 
 
 def _batch_norm(x: Mapping[str, Tensor], attrs: Mapping[str, Attr]) -> Tensor:

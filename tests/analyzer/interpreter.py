@@ -51,7 +51,9 @@ def loss_and_gradients(
 
     graph = graph.with_float_dtype(str(dtype).removeprefix("torch."))
     named = dict(module.named_parameters(remove_duplicate=False))
-    parameters = {n: cast(named[n]).requires_grad_(v.differentiable) for n, v in graph.parameters.items()}
+    parameters = {
+        n: cast(named[n]).requires_grad_(v.differentiable) for n, v in graph.parameters.items()
+    }
     buffers = {n: cast(b) for n, b in module.named_buffers(remove_duplicate=False)}
     values = run(graph, parameters, buffers, {k: cast(v) for k, v in inputs.items()}, dtype)
     loss = values[graph.loss]
