@@ -1,1 +1,102 @@
-"""Find how to shard a PyTorch model over a device mesh, and run the result."""
+"""Find how to shard a PyTorch model over a device mesh, and run the result.
+
+Names are imported when they are first used: ``import autoshard`` alone loads neither torch nor
+anything else that is slow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autoshard.errors import (
+        AutoshardError,
+        CaptureError,
+        InfeasibleError,
+        InputError,
+        MeshError,
+        RankError,
+        RequestError,
+        RuleError,
+        SpecError,
+        UnknownNameError,
+        ValidationError,
+    )
+    from autoshard.graph import ModelGraph
+    from autoshard.sharding.mesh import DeviceMesh
+    from autoshard.sharding.registry import sharding_rule
+    from autoshard.sharding.spec import P, PartitionSpec, ShardingSpec
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AutoshardError": "autoshard.errors",
+    "CaptureError": "autoshard.errors",
+    "Cluster": "autoshard.cluster",
+    "DeviceMesh": "autoshard.sharding.mesh",
+    "InfeasibleError": "autoshard.errors",
+    "InputError": "autoshard.errors",
+    "MeshError": "autoshard.errors",
+    "ModelGraph": "autoshard.graph",
+    "P": "autoshard.sharding.spec",
+    "PartitionSpec": "autoshard.sharding.spec",
+    "Plan": "autoshard.planner",
+    "RankError": "autoshard.errors",
+    "RequestError": "autoshard.errors",
+    "RuleError": "autoshard.errors",
+    "ShardingSpec": "autoshard.sharding.spec",
+    "SpecError": "autoshard.errors",
+    "UnknownNameError": "autoshard.errors",
+    "ValidationError": "autoshard.errors",
+    "analyze": "autoshard.planner",
+    "estimate": "autoshard.planner",
+    "optimize": "autoshard.planner",
+    "profiler": "autoshard.runtime",
+    "sharding_rule": "autoshard.sharding.registry",
+    "spmd": "autoshard.runtime",
+    "validate": "autoshard.planner",
+}
+"""Module that each public name comes from."""
+
+__all__ = [
+    "AutoshardError",
+    "CaptureError",
+    "Cluster",
+    "DeviceMesh",
+    "InfeasibleError",
+    "InputError",
+    "MeshError",
+    "ModelGraph",
+    "P",
+    "PartitionSpec",
+    "Plan",
+    "RankError",
+    "RequestError",
+    "RuleError",
+    "ShardingSpec",
+    "SpecError",
+    "UnknownNameError",
+    "ValidationError",
+    "__version__",
+    "analyze",
+    "estimate",
+    "optimize",
+    "profiler",
+    "sharding_rule",
+    "spmd",
+    "validate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'autoshard' has no attribute {name!r}")
+    found: Any = getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -19,7 +19,7 @@ from math import prod
 from operator import index
 from typing import Any, Protocol, TypeAlias
 
-from autoshard.errors import MeshError, UnknownNameError
+from autoshard.errors import MeshError
 from autoshard.sharding.layout import Shape, coordinate_of
 
 
@@ -283,67 +283,3 @@ def _count(item: Any) -> str:
 
 def _path(where: tuple[int, ...]) -> str:
     return "".join(f"[{i}]" for i in where)
-
-
-# ---- axes that plans use ----------------------------------------------------------------------
-
-AXES = ("pipeline", "data", "model", "context", "expert")
-"""Names of the axes that plans use, outermost first."""
-
-AXIS_ALIASES = {"pp": "pipeline", "dp": "data", "tp": "model", "cp": "context", "ep": "expert"}
-"""Short names that are accepted for them."""
-
-SUPPORTED_AXES = ("data", "model")
-"""The axes that this version plans over."""
-
-
-def mesh_sizes(mesh: str | Mapping[str, int]) -> dict[str, int]:
-    """Axis sizes of a mesh to plan for, by full name, in the order of ``AXES``.
-
-    ``mesh_sizes("tp=8,dp=4")`` is ``{"data": 4, "model": 8}``. An axis that is not named, or has
-    size 1, is left out; a mesh of one device is ``{"data": 1}``.
-
-    Args:
-        mesh: ``"data=4,model=8"`` or ``{"data": 4, "model": 8}``; short names are accepted.
-
-    Raises:
-        MeshError: the text cannot be read, a size is not positive, an axis is named twice, or this
-            version does not plan over it.
-        UnknownNameError: no axis of that name.
-    """
-    found: dict[str, int] = {}
-    for name, size in _pairs(mesh):
-        full = AXIS_ALIASES.get(name, name)
-        if full not in AXES:
-            raise UnknownNameError("mesh axis", name, [*AXES, *AXIS_ALIASES])
-        if full in found:
-            raise MeshError(f"mesh {mesh!r} names axis {full!r} twice; give each axis one size")
-        if size < 1:
-            raise MeshError(f"axis {full!r} has size {size}; give a whole number, at least 1")
-        if size > 1 and full not in SUPPORTED_AXES:
-            raise MeshError(
-                f"axis {full!r} has size {size}, but this version plans over "
-                f"{' and '.join(repr(a) for a in SUPPORTED_AXES)} only; leave it out, "
-                f"or write {full}=1 and give its devices to 'data' or 'model'"
-            )
-        found[full] = size
-    active = {name: found[name] for name in AXES if found.get(name, 1) > 1}
-    return active or {"data": 1}
-
-
-def _pairs(mesh: str | Mapping[str, int]) -> list[tuple[str, int]]:
-    if isinstance(mesh, Mapping):
-        for name, size in mesh.items():
-            if not isinstance(size, int) or isinstance(size, bool):
-                raise MeshError(f"axis {name!r} has size {size!r}; give a whole number, at least 1")
-        return list(mesh.items())
-    out = []
-    for part in mesh.split(","):
-        name, equals, digits = (t.strip() for t in part.partition("="))
-        if not (name and equals and digits.isdecimal()):
-            raise MeshError(
-                f"cannot read {part.strip()!r} in mesh {mesh!r}; write name=size, with commas "
-                "between: data=4,model=8"
-            )
-        out.append((name, int(digits)))
-    return out

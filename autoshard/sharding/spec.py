@@ -404,11 +404,8 @@ def _is_plain(mesh: DeviceMesh, axes: tuple[str, ...], cuts: dict[str, Cut], siz
     for name in axes:
         parts = mesh.axis_size(name)
         n = left if name == axes[-1] else parts
-        if (
-            cuts[name] != canonical(Cut(cuts[name].dim, outer, n), parts)
-            or (left % parts > 0
-            and (name != axes[-1]))
-        ):
+        uneven = left % parts > 0 and name != axes[-1]
+        if uneven or cuts[name] != canonical(Cut(cuts[name].dim, outer, n), parts):
             return False
         outer, left = outer * parts, left // parts
     return True

@@ -1,0 +1,379 @@
+"""The commands. Each reads its options, calls the planner, and shows or writes what it returns.
+
+Nothing heavy is imported before a command runs: ``autoshard --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autoshard.cli.options import given, parse_bytes, writable
+from autoshard.cli.output import Output, guarded
+from autoshard.errors import InfeasibleError, ValidationError
+
+app = typer.Typer(
+    name="autoshard",
+    help="Find how to shard a PyTorch model over a device mesh, and check that by running it.",
+    epilog=(
+        "Exit status: 0 done, 2 the request was wrong, 3 nothing fits, 4 validation failed, "
+        "1 anything else."
+    ),
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Strategy(StrEnum):
+    """What may be chosen from."""
+
+    auto = "auto"
+    data = "data"
+    fsdp = "fsdp"
+    tensor = "tensor"
+    hybrid = "hybrid"
+
+
+class Optimizer(StrEnum):
+    """The optimizers whose state is known."""
+
+    adamw = "adamw"
+    adam = "adam"
+    sgd = "sgd"
+    none = "none"
+
+
+MODELS = "preset (llama-3-8b), a Hugging Face config.json, package.module:factory, or a graph.json."
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=f"A {MODELS}", show_default=False)]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="Preset (h100, a100-80, local, ...) or cluster file; this machine if left out.",
+    ),
+]
+Devices = Annotated[
+    int | None, typer.Option("--devices", min=1, metavar="N", help="Number of devices.")
+]
+GlobalBatch = Annotated[
+    int | None,
+    typer.Option("--global-batch", min=1, metavar="B", help="Samples of one step, all devices."),
+]
+SeqLen = Annotated[
+    int | None, typer.Option("--seq-len", min=1, metavar="S", help="Tokens of one sample.")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="TYPE", help="bf16, fp16, fp32 or fp64; the model's own if left out."
+    ),
+]
+OptimizerOption = Annotated[
+    Optimizer, typer.Option("--optimizer", help="Optimizer whose state is kept.")
+]
+Mesh = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        metavar="SIZES",
+        help="Axis sizes, as data=4,model=8 (short: dp=4,tp=8); all are tried if left out.",
+    ),
+]
+StrategyOption = Annotated[
+    Strategy, typer.Option("--strategy", help="What to choose from; auto is everything.")
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit",
+        metavar="BYTES",
+        help="Memory of a device that may be used, as 72GiB, 80GB or 17179869184.",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write the result there, as JSON.")
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout, and nothing else there.")
+]
+NoColor = Annotated[
+    bool, typer.Option("--no-color", help="No colours; setting NO_COLOR does the same.")
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same result.")]
+
+
+def facade() -> Any:
+    """The planner; imported when a command runs."""
+    return importlib.import_module("autoshard.planner")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from autoshard import __version__
+
+        typer.echo(f"autoshard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def plan(
+    model: Model,
+    cluster: ClusterOption = None,
+    devices: Devices = None,
+    global_batch: GlobalBatch = None,
+    seq_len: SeqLen = None,
+    dtype: Dtype = None,
+    optimizer: OptimizerOption = Optimizer.adamw,
+    mesh: Mesh = None,
+    strategy: StrategyOption = Strategy.auto,
+    memory_limit: MemoryLimit = None,
+    trials: Annotated[
+        int | None,
+        typer.Option("--trials", min=1, metavar="N", help="Most configurations that are priced."),
+    ] = None,
+    seed: Seed = 0,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage",
+            metavar="URL",
+            help="Keep the search's trials there (sqlite:///search.db); in memory if left out.",
+        ),
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Find the fastest way to shard MODEL over a cluster."""
+    output = Output(as_json=as_json, no_color=no_color)
+    writable(out)
+    limit = parse_bytes("--memory-limit", memory_limit)
+    with output.progress(f"planning {model}") as progress:
+        found = facade().optimize(
+            model,
+            **given(
+                cluster=cluster,
+                devices=devices,
+                global_batch=global_batch,
+                seq_len=seq_len,
+                dtype=dtype,
+                mesh=mesh,
+                memory_limit_bytes=limit,
+                trials=trials,
+                storage=storage,
+            ),
+            optimizer=optimizer.value,
+            strategy=strategy.value,
+            seed=seed,
+            progress=progress,
+        )
+    _show_plan(output, found, out)
+
+
+@app.command()
+def estimate(
+    model: Model,
+    mesh: Annotated[
+        str,
+        typer.Option(
+            "--mesh",
+            metavar="SIZES",
+            help="Axis sizes, as data=4,model=8 (short: dp=4,tp=8).",
+            show_default=False,
+        ),
+    ],
+    cluster: ClusterOption = None,
+    devices: Devices = None,
+    global_batch: GlobalBatch = None,
+    seq_len: SeqLen = None,
+    dtype: Dtype = None,
+    optimizer: OptimizerOption = Optimizer.adamw,
+    strategy: StrategyOption = Strategy.auto,
+    memory_limit: MemoryLimit = None,
+    out: Out = None,
+    as_json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Say what MODEL costs on a given mesh: step time and memory.
+
+    Ends with status 3 where that does not fit; the figures are shown all the same.
+    """
+    output = Output(as_json=as_json, no_color=no_color)
+    writable(out)
+    limit = parse_bytes("--memory-limit", memory_limit)
+    with output.progress(f"estimating {model} on mesh {mesh}") as progress:
+        found = facade().estimate(
+            model,
+            mesh=mesh,
+            **given(
+                cluster=cluster,
+                devices=devices,
+                global_batch=global_batch,
+                seq_len=seq_len,
+                dtype=dtype,
+                memory_limit_bytes=limit,
+            ),
+            optimizer=optimizer.value,
+            strategy=strategy.value,
+            progress=progress,
+        )
+    _show_plan(output, found, out)
+    if not found.memory.fits:
+        output.say("does not fit: see the memory's limit above")
+        raise typer.Exit(InfeasibleError.exit_status)
+
+
+@app.command(short_help="Show the operators of MODEL, their rules and costs.")
+def analyze(
+    model: Model,
+    global_batch: GlobalBatch = None,
+    seq_len: SeqLen = None,
+    dtype: Dtype = None,
+    out: Out = None,
+    as_json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Show the operators of MODEL, their sharding rules, FLOPs and bytes."""
+    output = Output(as_json=as_json, no_color=no_color)
+    writable(out)
+    with output.progress(f"analyzing {model}") as progress:
+        captured = facade().analyze(
+            model,
+            **given(global_batch=global_batch, seq_len=seq_len, dtype=dtype),
+            progress=progress,
+        )
+    graph = getattr(captured, "graph", captured)
+
+    def table() -> Any:
+        from autoshard.render import graph_table
+
+        return graph_table(graph)
+
+    _show(output, lambda: json.dumps(graph.to_json()), table, out)
+
+
+@app.command(short_help="Run a plan here and compare it with one device.")
+def validate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|PLAN", help=f"A plan.json, or a {MODELS}", show_default=False
+        ),
+    ],
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", min=1, metavar="N", help="Number of processes on this machine."),
+    ] = None,
+    mesh: Mesh = None,
+    strategy: Annotated[
+        Strategy | None,
+        typer.Option("--strategy", help="What to choose from; auto if left out."),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype", metavar="TYPE", help="Floating dtype that numbers are compared in."
+        ),
+    ] = "float64",
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of parameters and inputs.")] = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, metavar="N", help="Steps whose time is measured."),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=1, metavar="SECONDS", help="Limit of the whole run."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Start no processes: trace one rank, and compare its collectives alone.",
+        ),
+    ] = False,
+    out: Out = None,
+    as_json: Json = False,
+    no_color: NoColor = False,
+) -> None:
+    """Run a plan on processes of this machine and compare it with one device.
+
+    Compared are outputs, loss and gradients, the predicted and the issued collectives, and
+    predicted and measured step time and memory. Ends with status 4 where they differ.
+    """
+    output = Output(as_json=as_json, no_color=no_color)
+    writable(out)
+    with output.progress(f"validating {model}") as progress:
+        report = facade().validate(
+            model,
+            **given(
+                devices=devices,
+                mesh=mesh,
+                strategy=None if strategy is None else strategy.value,
+                steps=steps,
+                timeout_s=timeout,
+            ),
+            dtype=dtype,
+            seed=seed,
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+    def table() -> Any:
+        from autoshard.render import validation_table
+
+        return validation_table(report)
+
+    _show(output, lambda: json.dumps(report.to_json()), table, out)
+    if not report.ok:
+        raise typer.Exit(ValidationError.exit_status)
+
+
+def _show_plan(output: Output, found: Any, out: Path | None) -> None:
+    def table() -> Any:
+        from autoshard.render import plan_table
+
+        return plan_table(found)
+
+    _show(output, found.to_json, table, out)
+
+
+def _show(
+    output: Output, document: Callable[[], str], table: Callable[[], Any], out: Path | None
+) -> None:
+    if out is not None:
+        from autoshard.cli.options import write
+
+        write(out, document())
+    if output.as_json:
+        output.document(document())
+    else:
+        output.table(table())
+    if out is not None:
+        output.say(f"written to {out}")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; its exit status."""
+    return guarded(app, list(arguments))

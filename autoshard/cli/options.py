@@ -1,0 +1,87 @@
+"""Options as people write them, and files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import RequestError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given: those that are not None."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def parse_bytes(option: str, text: str | None) -> int | None:
+    """Bytes of ``72GiB``, ``80 GB`` or ``17179869184``.
+
+    Raises:
+        RequestError: not a number of bytes.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(found[2].lower()) if found else None
+    value = float(found[1]) * unit if found and unit else 0.0
+    if value < 1:
+        raise RequestError(
+            f"{option} is {text!r}; write a number of bytes above 0, with a unit if you like: "
+            "72GiB, 80GB, 17179869184"
+        )
+    return int(value)
+
+
+def writable(path: Path | None) -> None:
+    """Check, before anything long is begun, that ``path`` can be written.
+
+    Raises:
+        RequestError: its folder does not exist or must not be written to, or it is a folder.
+    """
+    if path is None:
+        return
+    folder = path.parent
+    if path.is_dir():
+        raise RequestError(f"--out {path} is a folder; name a file in it: {path / 'plan.json'}")
+    if not folder.is_dir():
+        raise RequestError(f"--out {path}: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise RequestError(f"--out {path}: folder {folder} must not be written to; name another")
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole, or leave what was there.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with open(handle, "w", encoding="utf-8") as file:
+                file.write(text if text.endswith("\n") else text + "\n")
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(name, 0o666 & ~umask)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise RequestError(f"cannot write {path}: {error.strerror}; name another file") from error

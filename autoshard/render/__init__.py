@@ -1,0 +1,20 @@
+"""Plans, graphs and validations for people: tables for a terminal, fragments for a notebook."""
+
+from autoshard.render.graph import graph_sections, graph_table
+from autoshard.render.html import plan_html, sections_html
+from autoshard.render.plan import plan_sections, plan_table
+from autoshard.render.sections import Section, render_text
+from autoshard.render.validation import validation_sections, validation_table
+
+__all__ = [
+    "Section",
+    "graph_sections",
+    "graph_table",
+    "plan_html",
+    "plan_sections",
+    "plan_table",
+    "render_text",
+    "sections_html",
+    "validation_sections",
+    "validation_table",
+]
