@@ -180,7 +180,8 @@ def _fake_inputs(shadow: nn.Module, inputs: Inputs, mode: FakeTensorMode) -> Inp
     try:
         inspect.signature(shadow.forward).bind(*inputs[0], **inputs[1])
     except TypeError as error:
-        wanted = ", ".join(str(p) for p in inspect.signature(shadow.forward).parameters.values())
+        parameters = inspect.signature(shadow.forward).parameters.values()
+        wanted = ", ".join(str(p).replace("'", "") for p in parameters)
         given = ", ".join([f"#{i}" for i in range(len(inputs[0]))] + list(inputs[1]))
         raise InputError(
             f"the arguments do not fit {type(shadow).__name__}.forward({wanted}): {error}; "
@@ -420,7 +421,8 @@ def _explained(error: Exception, path: str, module: nn.Module) -> AutoshardError
         if any(sign in text for sign in signs):
             return CaptureError(f"{where} {what}: {first}. {advice[0].upper()}{advice[1:]}")
     if isinstance(error, RuntimeError | IndexError | ValueError) and re.search(
-        r"shape|size|dimension|channels|expected input|dtype|index out of", text
+        r"shape|size|dim\b|dimension|channels|expected input|dtype|scalar type|index out of",
+        text,
     ):
         return InputError(
             f"the example inputs do not fit {where}: {first}. Pass example_inputs with the shapes "

@@ -340,7 +340,7 @@ def _repeats(
             notes.append(
                 f"blocks {group}: {len(runs)} of {len(shapes)} kinds; only equal ones fold"
             )
-    return tuple(repeats), notes
+    return tuple(sorted(repeats, key=lambda r: r.starts)), notes
 
 
 def _fingerprint(
