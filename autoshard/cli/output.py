@@ -18,7 +18,7 @@ from autoshard.errors import AutoshardError, InfeasibleError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 DEBUG = "AUTOSHARD_DEBUG"
 INTERRUPTED = 130
@@ -35,16 +35,18 @@ class Reporter:
 
     def __init__(self, bar: Progress | None) -> None:
         self._bar = bar
-        self._task = None if bar is None else bar.add_task("", total=None)
+        self._task: TaskID | None = None
         self._message = ""
         self._said_s = 0.0
 
     def __call__(self, message: str, done: int | None = None, total: int | None = None) -> None:
         """Say that ``message`` is being done, or that ``done`` of ``total`` are."""
-        if self._bar is not None and self._task is not None:
-            if message != self._message:
-                self._bar.reset(self._task, total=None)
-            self._bar.update(self._task, description=message, completed=done or 0, total=total)
+        if self._bar is not None:
+            if self._task is None or message != self._message:
+                if self._task is not None:
+                    self._bar.remove_task(self._task)
+                self._task = self._bar.add_task(message, total=None)
+            self._bar.update(self._task, completed=done or 0, total=total)
         elif message != self._message or time.monotonic() - self._said_s >= QUIET_S:
             count = f" ({done} of {total})" if done is not None and total else ""
             print(f"{message}{count}", file=sys.stderr, flush=True)

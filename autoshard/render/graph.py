@@ -10,7 +10,8 @@ from autoshard.candidates import Rules
 from autoshard.graph import ModelGraph, Node, Repeat
 from autoshard.render.fold import fold
 from autoshard.render.sections import Section, bullets, table
-from autoshard.render.units import bytes_text, count_text, flops_text, tensor_text
+from autoshard.render.units import bytes_text, count_text, flops_text
+from autoshard.sharding.spec import tensor_text
 
 
 def graph_table(graph: ModelGraph) -> RenderableType:

@@ -19,11 +19,10 @@ from autoshard.render.units import (
     difference_text,
     percent_text,
     seconds_text,
-    tensor_text,
 )
 from autoshard.sharding.layout import Cut, P, R, State, canonical
 from autoshard.sharding.mesh import DeviceMesh
-from autoshard.sharding.spec import PartitionSpec, ShardingSpec
+from autoshard.sharding.spec import PartitionSpec, ShardingSpec, tensor_text
 
 DRAWN = 8
 """Most rows and columns of a mesh that are drawn."""

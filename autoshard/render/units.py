@@ -42,29 +42,6 @@ def difference_text(predicted: float, measured: float) -> str:
     return f"{measured / predicted - 1:+.0%}".replace("%", " %")
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
-    """``[16, 10]``."""
-    return f"[{', '.join(map(str, shape))}]"
-
-
-_SHORT = {
-    "float64": "f64",
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
-}
-
-
-def tensor_text(shape: tuple[int, ...], dtype: str) -> str:
-    """``f32[16, 10]``."""
-    return f"{_SHORT.get(dtype, dtype)}{shape_text(shape)}"
-
-
 def bar(share: float, width: int = 20) -> str:
     """A bar of ``width`` characters for all."""
     return "\u2588" * round(max(0.0, min(share, 1.0)) * width)

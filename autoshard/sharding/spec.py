@@ -227,7 +227,7 @@ class ShardingSpec:
                 a dim do not divide it; the message names dim, size, axes and the choices.
         """
         shape = tuple(shape)
-        what = _tensor_text(shape, name, dtype)
+        what = tensor_text(shape, dtype, name)
         if len(self.partition_spec) > len(shape):
             kept = PartitionSpec(*self.partition_spec.entries[: len(shape)])
             have = (
@@ -419,17 +419,21 @@ def _count(n: int, word: str) -> str:
     return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
-_SHORT = {
+SHORT_DTYPES = {
     "float64": "f64",
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
     "int64": "i64",
     "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
 }
+"""Dtypes as tables and messages write them."""
 
 
-def _tensor_text(shape: Shape, name: str, dtype: str) -> str:
+def tensor_text(shape: Sequence[int], dtype: str = "", name: str = "") -> str:
     """``embed.weight f32[16, 10]``."""
-    body = f"{_SHORT.get(dtype, dtype)}[{', '.join(map(str, shape))}]"
+    body = f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(str, shape))}]"
     return f"{name} {body}" if name else body

@@ -24,8 +24,8 @@ from autoshard.render.units import (
     flops_text,
     percent_text,
     seconds_text,
-    tensor_text,
 )
+from autoshard.sharding.spec import tensor_text
 from tests.plan.samples import MESH, sample_graph, sample_plan, tensor
 from tests.words import golden
 
