@@ -262,7 +262,11 @@ class Candidates:
         elif node.op == "parameter" and str(node.attrs["fqn"]) in self.pins:
             key = ("pinned", node.name)
         else:
-            key = self.proposals.class_of(node.name)
+            grads = (
+                node.differentiable,
+                *(self.graph.by_name[o].differentiable for o in node.operands),
+            )
+            key = (self.proposals.class_of(node.name), grads)
         if key not in self._shared:
             self._shared[key] = self._build(node)
         return self._shared[key]

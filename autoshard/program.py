@@ -146,7 +146,12 @@ class Program:
             Reshard((), (), 0.0, 0.0)
             if constant
             else self.resharder.edge(
-                producer.shape, producer.itemsize, produced, taken, differentiable
+                producer.shape,
+                producer.itemsize,
+                produced,
+                taken,
+                differentiable,
+                deferrable=producer.op == "parameter",
             )
         )
         return Edge(

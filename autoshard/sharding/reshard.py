@@ -24,6 +24,7 @@ from autoshard.sharding.collective import CollectiveOp, CollectiveSeconds
 from autoshard.sharding.layout import (
     Cut,
     Layout,
+    P,
     R,
     Shape,
     State,
@@ -197,6 +198,7 @@ class Resharder:
     def __init__(self, mesh: Shape, seconds: CollectiveSeconds) -> None:
         self.mesh, self.seconds = mesh, seconds
         self._paths: dict[tuple[Shape, int, Layout, Layout], tuple[float, tuple[Step, ...]]] = {}
+        self._edges: dict[tuple[Shape, int, Layout, Layout, bool, bool], Reshard] = {}
 
     def path(
         self, shape: Shape, itemsize: int, source: Layout, target: Layout
@@ -211,13 +213,51 @@ class Resharder:
         return found
 
     def edge(
-        self, shape: Shape, itemsize: int, produced: Layout, taken: Layout, differentiable: bool
+        self,
+        shape: Shape,
+        itemsize: int,
+        produced: Layout,
+        taken: Layout,
+        differentiable: bool,
+        *,
+        deferrable: bool = False,
     ) -> Reshard:
-        """Steps from the pair that a producer gives to the pair that a consumer takes."""
+        """Steps from the pair that a producer gives to the pair that a consumer takes.
+
+        ``deferrable``: a gradient that only needs sums takes one step over all their axes, also
+        where several steps are cheaper by themselves: it will travel with others.
+
+        Equal edges give the same object.
+        """
+        key = (shape, itemsize, produced, taken, differentiable, deferrable)
+        found = self._edges.get(key)
+        if found is None:
+            found = self._edges[key] = self._edge(*key)
+        return found
+
+    def _edge(
+        self,
+        shape: Shape,
+        itemsize: int,
+        produced: Layout,
+        taken: Layout,
+        differentiable: bool,
+        deferrable: bool,
+    ) -> Reshard:
         forward_s, forward = self.path(shape, itemsize, forward_half(produced), forward_half(taken))
         if not differentiable:
             return Reshard(forward, (), forward_s, 0.0)
-        backward_s, backward = self.path(
-            shape, itemsize, gradient_half(taken), gradient_half(produced)
-        )
+        source, target = gradient_half(taken), gradient_half(produced)
+        moved = tuple(a for a, (s, t) in enumerate(zip(source, target, strict=True)) if s != t)
+        if (
+            deferrable
+            and not forward
+            and moved
+            and all(source[a] is P and target[a] is R for a in moved)
+        ):
+            step = Step("all_reduce", moved, source, target)
+            origin = (0,) * len(self.mesh)
+            num_bytes = step_bytes(step, shape, itemsize, self.mesh, origin)
+            return Reshard((), (step,), 0.0, self.seconds("all_reduce", moved, num_bytes))
+        backward_s, backward = self.path(shape, itemsize, source, target)
         return Reshard(forward, backward, forward_s, backward_s)

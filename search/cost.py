@@ -1,0 +1,510 @@
+"""What each choice costs: seconds and bytes of one operator, as values and as tables.
+
+Seconds of a step, as the exact search sums them::
+
+    sum over operators   roofline(local work, local bytes) forward and backward + own messages
+    sum over edges       cheapest steps forward + cheapest steps of the gradient back
+    sum over parameters  update by the optimizer
+
+Bytes of a device: parameters, gradients, optimizer state, and what is kept for backward. The
+gradient of a replicated parameter travels in a bucket: it pays its share of a full bucket's
+message, and of that the share ``exposed`` that compute does not hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.candidates import Candidates, Rules
+from autoshard.cluster import Cluster
+from autoshard.graph import ModelGraph, Node
+from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, internal_elements
+from autoshard.search.memory import Optimizer
+from autoshard.search.paths import Floats, Halves, Ints, PairPrices
+from autoshard.sharding.layout import (
+    Layout,
+    R,
+    Shape,
+    forward_half,
+    gradient_half,
+    largest_shape,
+)
+from autoshard.sharding.reshard import Resharder
+from autoshard.sharding.strategy import Strategy
+
+VIEWS = frozenset(
+    {
+        "autoshard.identity",
+        "aten.reshape",
+        "aten.permute",
+        "aten.transpose",
+        "aten.expand",
+        "aten.select",
+        "aten.slice",
+        "aten.unsqueeze",
+        "aten.squeeze",
+        "aten.alias",
+        "aten.detach",
+    }
+)
+"""Operator families that only look at their operand anew: no kernel, no bytes."""
+
+CPU_UPDATE_LAUNCHES = 12
+"""Small operators of one AdamW update of one tensor on a CPU, where torch updates one by one."""
+
+FUSED_UPDATE_LAUNCHES = 0.1
+"""The same elsewhere, where torch updates many tensors with one kernel (assumed)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """Seconds of one operator on the slowest device, messages apart."""
+
+    forward_s: float
+    backward_s: float
+    internal_forward_s: float
+    internal_backward_s: float
+
+
+class CostModel:
+    """Costs of operators and values on one mesh.
+
+    Args:
+        graph: what is computed.
+        cluster: what it runs on.
+        sizes: sizes of the mesh's axes, each at least 2.
+        rules: the graph's rules.
+        optimizer: what keeps state for each parameter.
+        resharder: finds the steps of edges.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        cluster: Cluster,
+        sizes: Shape,
+        rules: Rules,
+        optimizer: Optimizer,
+        resharder: Resharder | None = None,
+    ) -> None:
+        self.graph, self.cluster, self.sizes = graph, cluster, sizes
+        self.rules, self.optimizer = rules, optimizer
+        self.prices = cluster.collective_seconds(sizes)
+        self.resharder = resharder or Resharder(sizes, self.prices)
+        self._bytes: dict[tuple[Shape, int, Layout], int] = {}
+
+    def local_bytes(self, node: Node, layout: Layout) -> int:
+        """Bytes of the largest shard of a node's result in ``layout``."""
+        key = (node.shape, node.itemsize, layout)
+        found = self._bytes.get(key)
+        if found is None:
+            found = node.itemsize
+            for size in largest_shape(node.shape, layout, self.sizes):
+                found *= size
+            self._bytes[key] = found
+        return found
+
+    def operator(self, node: Node, strategy: Strategy) -> OperatorCost:
+        """Seconds of an operator (not a leaf)."""
+        inner = [0.0, 0.0]
+        rule = self.rules[node.name]
+        origin = (0,) * len(self.sizes)
+        for internal in rule.internal:
+            axes = tuple(a for a, c in enumerate(strategy.choices) if c.factor in internal.when)
+            if not axes or (internal.phase == "backward" and not node.differentiable):
+                continue
+            count = internal_elements(rule.sizes, internal, strategy, self.sizes, origin)
+            seconds = self.prices(internal.op, axes, count * internal.itemsize)
+            inner[internal.phase == "backward"] += seconds
+        if node.family in VIEWS:
+            return OperatorCost(0.0, 0.0, *inner)
+        by_name = self.graph.by_name
+        moved = self.local_bytes(node, strategy.result)
+        for name, layout in zip(node.operands, strategy.operands, strict=True):
+            moved += self.local_bytes(by_name[name], layout)
+        seconds = self.cluster.operator_seconds
+        forward = seconds(node.flops_forward * strategy.work, moved, node.dtype)
+        if not node.differentiable:
+            return OperatorCost(forward, 0.0, *inner)
+        launches = 2 if node.flops_backward > node.flops_forward > 0 else 1
+        backward = seconds(node.flops_backward * strategy.work, 2 * moved, node.dtype, launches)
+        return OperatorCost(forward, backward, *inner)
+
+    def update_seconds(self, node: Node, layout: Layout) -> float:
+        """Seconds of the optimizer's update of a parameter stored in ``layout``."""
+        if node.op != "parameter" or not node.differentiable:
+            return 0.0
+        elements = self.local_bytes(node, layout) // node.itemsize
+        traffic = self.optimizer.traffic_bytes(elements, node.dtype, node.itemsize)
+        cpu = self.cluster.device.kind == "cpu"
+        launches = CPU_UPDATE_LAUNCHES if cpu else FUSED_UPDATE_LAUNCHES
+        copied = traffic / self.cluster.copy_bytes_per_second
+        return copied + launches * self.cluster.device.launch_s
+
+    def stored_bytes(self, node: Node, layout: Layout) -> tuple[int, int, int]:
+        """(itself, gradient, optimizer state) of a leaf stored in ``layout``."""
+        itself = self.local_bytes(node, layout)
+        if node.op != "parameter" or not node.differentiable:
+            return itself, 0, 0
+        elements = itself // node.itemsize
+        return itself, itself, self.optimizer.state_bytes(elements, node.dtype, node.itemsize)
+
+
+def weight_values(graph: ModelGraph) -> frozenset[str]:
+    """Parameters, and what only views them: what is kept of these for backward costs nothing
+    unless it was gathered."""
+    out: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "parameter" or (node.op in ALIASES and node.operands[0] in out):
+            out.add(node.name)
+    return frozenset(out)
+
+
+def keepers(graph: ModelGraph, weights: frozenset[str]) -> dict[tuple[str, int], bool]:
+    """Of each use of a weight: whether autograd keeps it for backward, here or behind views."""
+    kept: dict[object, set[str]] = {}
+
+    def call(node: Node) -> object:
+        grads = tuple(graph.by_name[o].differentiable for o in node.operands)
+        return node.op, node.roles, tuple(sorted(node.attrs.items())), grads
+
+    for node in graph.nodes:
+        if node.differentiable and not node.is_leaf:
+            kept.setdefault(call(node), set()).update(node.saved)
+    out: dict[tuple[str, int], bool] = {}
+    for node in reversed(graph.nodes):
+        for index, operand in enumerate(node.operands):
+            if operand not in weights:
+                continue
+            if node.op in ALIASES:
+                out[node.name, index] = any(out.get(u, False) for u in graph.uses[node.name])
+            else:
+                out[node.name, index] = (
+                    node.differentiable and node.roles[index] in kept[call(node)]
+                )
+    return out
+
+
+def kept_bytes(model: CostModel, node: Node, strategy: Strategy, weights: frozenset[str]) -> float:
+    """Bytes that an operator keeps for backward, gathered weights apart."""
+    if not node.differentiable:
+        return 0.0
+    total = node.saved_extra_bytes * strategy.work
+    for role in node.saved:
+        if role == "result":
+            total += model.local_bytes(node, strategy.result)
+        else:
+            index = node.roles.index(role)
+            producer = model.graph.by_name[node.operands[index]]
+            if producer.name not in weights and not producer.is_leaf:
+                total += model.local_bytes(producer, strategy.operands[index])
+    return total
+
+
+@dataclass(slots=True)
+class EdgeTable:
+    """Costs of an edge, by strategy of producer (rows) and consumer (columns).
+
+    Attributes:
+        seconds: forward and backward steps, deferred gradients apart.
+        deferred: seconds of gradients that wait for a bucket; None where there are none.
+        floor: the least that they can take: their bytes at full bandwidth.
+        gathered: bytes of a gathered weight that is kept for backward; None where there are none.
+        again: seconds of gathering it again instead.
+    """
+
+    seconds: Floats
+    deferred: Floats | None = None
+    floor: Floats | None = None
+    gathered: Floats | None = None
+    again: Floats | None = None
+
+    def value(self, exposed: float, per_byte: float, *, floor: bool = False) -> Floats:
+        """The table at one price of exposed gradients and of memory."""
+        out = self.seconds
+        late = self.floor if floor else self.deferred
+        if late is not None and exposed:
+            out = out + exposed * late
+        if self.gathered is not None and per_byte and self.again is not None:
+            out = out + np.minimum(per_byte * self.gathered, self.again)
+        return out
+
+
+@dataclass(slots=True)
+class UnaryTable:
+    """Costs of a node by strategy.
+
+    Attributes:
+        seconds: all of it.
+        backward: the part that a message may hide behind: computing in backward.
+        num_bytes: what stays on the device.
+    """
+
+    seconds: Floats
+    backward: Floats
+    num_bytes: Floats
+
+    def value(self, exposed: float, per_byte: float) -> Floats:
+        """The table at one price of exposed gradients and of memory."""
+        out = self.seconds - exposed * self.backward if exposed else self.seconds
+        return out + per_byte * self.num_bytes if per_byte else out
+
+
+@dataclass(slots=True)
+class _Columns:
+    """The halves that a strategy list gives a tensor: distinct numbers, and which row has which."""
+
+    forward: Ints
+    gradient: Ints
+    forward_row: Ints
+    gradient_row: Ints
+
+
+@dataclass(slots=True, kw_only=True)
+class Tables:
+    """The whole additive problem of one graph on one mesh.
+
+    Attributes:
+        variables: nodes that choose, in graph order; constants do not.
+        lists: strategies of each variable.
+        unary: which of ``unary_tables`` each variable has.
+        edges: (producer, consumer, operand index, which of ``edge_tables``), by variable number.
+    """
+
+    variables: tuple[str, ...]
+    lists: tuple[list[Strategy], ...]
+    unary: tuple[int, ...]
+    unary_tables: tuple[UnaryTable, ...]
+    edges: tuple[tuple[int, int, int, int], ...]
+    edge_tables: tuple[EdgeTable, ...]
+    place: Mapping[str, int] = field(default_factory=dict)
+
+
+def build_tables(
+    model: CostModel, candidates: Candidates, bucket_bytes: int = DEFAULT_BUCKET_BYTES
+) -> Tables:
+    """Tables of every node and edge; equal ones are built once and shared."""
+    return _Builder(model, candidates, bucket_bytes).build()
+
+
+class _Builder:
+    def __init__(self, model: CostModel, candidates: Candidates, bucket_bytes: int) -> None:
+        self.model, self.candidates, self.bucket_bytes = model, candidates, bucket_bytes
+        self.graph = model.graph
+        self.weights = weight_values(self.graph)
+        self.keeps = keepers(self.graph, self.weights)
+        self.halves = Halves(model.resharder)
+        self._columns: dict[tuple[int, int], _Columns] = {}
+        self._pairs: dict[Layout, tuple[int, int]] = {}
+
+    def build(self) -> Tables:
+        names = tuple(n.name for n in self.graph.nodes if n.op != "constant")
+        place = {name: i for i, name in enumerate(names)}
+        unary_of: dict[object, int] = {}
+        unary_tables: list[UnaryTable] = []
+        unary: list[int] = []
+        edge_of: dict[object, int] = {}
+        jobs: list[tuple[Node, Node, int]] = []
+        edges: list[tuple[int, int, int, int]] = []
+        for name in names:
+            node = self.graph.by_name[name]
+            key = self._unary_key(node)
+            if key not in unary_of:
+                unary_of[key] = len(unary_tables)
+                unary_tables.append(self._unary(node))
+            unary.append(unary_of[key])
+            for index, operand in enumerate(node.operands):
+                if operand not in place:
+                    continue
+                producer = self.graph.by_name[operand]
+                edge_key = self._edge_key(producer, node, index)
+                if edge_key not in edge_of:
+                    edge_of[edge_key] = len(jobs)
+                    jobs.append((producer, node, index))
+                edges.append((place[operand], place[name], index, edge_of[edge_key]))
+        return Tables(
+            variables=names,
+            lists=tuple(self.candidates[n] for n in names),
+            unary=tuple(unary),
+            unary_tables=tuple(unary_tables),
+            edges=tuple(edges),
+            edge_tables=tuple(self._edges(jobs)),
+            place=place,
+        )
+
+    def _unary_key(self, node: Node) -> object:
+        return (
+            id(self.candidates[node.name]),
+            self.candidates.proposals.class_of(node.name),
+            node.differentiable,
+            node.flops_backward,
+            node.saved,
+            node.name == self.graph.loss,
+        )
+
+    def _unary(self, node: Node) -> UnaryTable:
+        rows = self.candidates[node.name]
+        seconds, num_bytes = np.zeros(len(rows)), np.zeros(len(rows))
+        backward = np.zeros(len(rows))
+        for i, strategy in enumerate(rows):
+            if node.is_leaf:
+                seconds[i] = self.model.update_seconds(node, strategy.result)
+                num_bytes[i] = sum(self.model.stored_bytes(node, strategy.result))
+                continue
+            cost = self.model.operator(node, strategy)
+            seconds[i] = (
+                cost.forward_s
+                + cost.backward_s
+                + cost.internal_forward_s
+                + cost.internal_backward_s
+            )
+            backward[i] = cost.backward_s
+            num_bytes[i] = kept_bytes(self.model, node, strategy, self.weights)
+            if node.name == self.graph.loss:
+                reshard = self.model.resharder.edge(
+                    node.shape,
+                    node.itemsize,
+                    strategy.result,
+                    (R,) * len(self.model.sizes),
+                    node.differentiable,
+                )
+                seconds[i] += reshard.forward_s + reshard.backward_s
+        return UnaryTable(seconds, backward, num_bytes)
+
+    def _edge_key(self, producer: Node, consumer: Node, index: int) -> object:
+        return (
+            id(self.candidates[producer.name]),
+            id(self.candidates[consumer.name]),
+            index,
+            producer.shape,
+            producer.itemsize,
+            producer.differentiable and consumer.differentiable,
+            producer.op == "parameter",
+            self.keeps.get((consumer.name, index)),
+            not consumer.is_leaf and index in self.model.rules[consumer.name].mutates,
+        )
+
+    def _half_numbers(self, layout: Layout) -> tuple[int, int]:
+        found = self._pairs.get(layout)
+        if found is None:
+            number = self.halves.number
+            found = number(forward_half(layout)), number(gradient_half(layout))
+            self._pairs[layout] = found
+        return found
+
+    def _column(self, rows: list[Strategy], index: int) -> _Columns:
+        """Halves of the result (index -1) or of an operand over a strategy list."""
+        key = (id(rows), index)
+        if key not in self._columns:
+            pairs = np.array(
+                [self._half_numbers(s.result if index < 0 else s.operands[index]) for s in rows],
+                dtype=np.int64,
+            )
+            forward, forward_row = np.unique(pairs[:, 0], return_inverse=True)
+            gradient, gradient_row = np.unique(pairs[:, 1], return_inverse=True)
+            self._columns[key] = _Columns(
+                forward, gradient, forward_row.ravel(), gradient_row.ravel()
+            )
+        return self._columns[key]
+
+    def _edges(self, jobs: list[tuple[Node, Node, int]]) -> list[EdgeTable]:
+        prices = PairPrices(self.halves)
+        sides = [
+            (
+                self._column(self.candidates[producer.name], -1),
+                self._column(self.candidates[consumer.name], index),
+            )
+            for producer, consumer, index in jobs
+        ]
+        tickets: list[tuple[int, int | None]] = []
+        for (producer, consumer, _), (given, taken) in zip(jobs, sides, strict=True):
+            shape, size = producer.shape, producer.itemsize
+            there = prices.want(shape, size, given.forward, taken.forward)
+            back = None
+            if producer.differentiable and consumer.differentiable:
+                back = prices.want(shape, size, taken.gradient, given.gradient)
+            tickets.append((there, back))
+        if jobs:
+            prices.price()
+        return [
+            self._edge(*job, *side, prices, *ticket)
+            for job, side, ticket in zip(jobs, sides, tickets, strict=True)
+        ]
+
+    def _edge(
+        self,
+        producer: Node,
+        consumer: Node,
+        index: int,
+        given: _Columns,
+        taken: _Columns,
+        prices: PairPrices,
+        there: int,
+        back: int | None,
+    ) -> EdgeTable:
+        rows, columns = given.forward_row, taken.forward_row
+        to = prices.table(there)
+        forward = to[rows[:, None], columns[None, :]]
+        if index in self.model.rules[consumer.name].mutates:
+            same = given.forward[:, None] == taken.forward[None, :]
+            return EdgeTable(np.where(same[rows[:, None], columns[None, :]], 0.0, np.inf))
+        table = EdgeTable(forward)
+        if back is not None:
+            of = taken.gradient_row[None, :], given.gradient_row[:, None]
+            gradient = prices.table(back)[of]
+            if producer.op == "parameter":
+                gradient = self._defer(producer, given, taken, gradient, table)
+            table.seconds = forward + gradient
+        if self.keeps.get((consumer.name, index)):
+            must = self.halves.gathers(given.forward, taken.forward)
+            if must.any():
+                self._gathered(producer, taken, must[rows[:, None], columns[None, :]], table)
+                if len(producer.shape) < 2:
+                    table.again = np.full_like(forward, np.inf)
+                else:
+                    table.again = np.where(must[rows[:, None], columns[None, :]], forward, 0.0)
+        return table
+
+    def _defer(
+        self, node: Node, given: _Columns, taken: _Columns, gradient: Floats, table: EdgeTable
+    ) -> Floats:
+        """Seconds of the gradient, those that wait for a bucket taken out and put apart."""
+        masks = self.halves.deferrable(taken.gradient, given.gradient)
+        masks = masks[taken.gradient_row[None, :], given.gradient_row[:, None]]
+        still = given.forward[:, None] == taken.forward[None, :]
+        masks = np.where(still[given.forward_row[:, None], taken.forward_row[None, :]], masks, 0)
+        if not masks.any():
+            return gradient
+        sizes = np.array(
+            [self.halves.local_bytes(node.shape, node.itemsize, int(h)) for h in given.forward]
+        )[given.forward_row]
+        table.deferred = np.zeros_like(gradient)
+        table.floor = np.zeros_like(gradient)
+        for mask in np.unique(masks[masks > 0]).tolist():
+            axes = tuple(a for a in range(len(self.model.sizes)) if mask >> a & 1)
+            full = self.model.prices("all_reduce", axes, self.bucket_bytes) / self.bucket_bytes
+            seconds = np.array(
+                [
+                    self.model.prices("all_reduce", axes, int(n))
+                    if n >= self.bucket_bytes
+                    else full * n
+                    for n in sizes
+                ]
+            )
+            table.deferred = np.where(masks == mask, seconds[:, None], table.deferred)
+            slope = min(b for _, b in self.model.prices.lines("all_reduce", axes))
+            table.floor = np.where(masks == mask, slope * sizes[:, None], table.floor)
+        return np.where(masks > 0, 0.0, gradient)
+
+    def _gathered(
+        self, node: Node, taken: _Columns, must: NDArray[np.bool_], table: EdgeTable
+    ) -> None:
+        sizes = np.array(
+            [self.halves.local_bytes(node.shape, node.itemsize, int(h)) for h in taken.forward],
+            dtype=np.float64,
+        )[taken.forward_row]
+        table.gathered = np.where(must, sizes[None, :], 0.0)

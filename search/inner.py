@@ -1,0 +1,263 @@
+"""The inner search: for one mesh, the fastest strategies that fit, with a proof of how good.
+
+Gradients that travel in buckets may hide behind backward; how much of them does is only known from
+the simulation of a finished program. So the additive problem is solved with all of them hidden
+(which bounds every schedule from below), with none hidden, and with the share that the simulation
+of the better one saw, until the share repeats; each answer is priced exactly and the best is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from autoshard.candidates import AxisUse, Candidates, Proposals, Rules
+from autoshard.cluster import Cluster
+from autoshard.errors import MeshError
+from autoshard.graph import ModelGraph
+from autoshard.plan import CollectiveGroup, Memory, StepTime
+from autoshard.program import DEFAULT_BUCKET_BYTES, Program
+from autoshard.search.cost import CostModel, build_tables
+from autoshard.search.memory import optimizer_of
+from autoshard.search.price import Priced, price
+from autoshard.search.problem import Answer, Assignment, Problem
+from autoshard.sharding.layout import Layout, Shape
+from autoshard.sharding.strategy import Passing, Strategy
+
+ROUNDS = 4
+"""Times that the exposed share, or the room for temporaries, is corrected from exact figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The best program found for one mesh.
+
+    Attributes:
+        axis_names: names of the mesh's axes, those of size 1 included.
+        sizes: their sizes.
+        uses: what each axis larger than 1 was allowed to be used for.
+        strategies: strategy of every node, over the axes larger than 1.
+        regather: (consumer, operand index) of the edges that gather again in backward.
+        program: what a device executes.
+        step_time: its exact figures.
+        memory: its exact figures; ``memory.fits`` says whether it is within the limit.
+        collectives: its messages, grouped.
+        lower_bound_s: no strategies on this mesh (for these uses) are faster.
+    """
+
+    axis_names: tuple[str, ...]
+    sizes: Shape
+    uses: tuple[AxisUse, ...]
+    strategies: Mapping[str, Strategy]
+    regather: frozenset[tuple[str, int]]
+    program: Program
+    step_time: StepTime
+    memory: Memory
+    collectives: tuple[CollectiveGroup, ...]
+    lower_bound_s: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory is within the limit."""
+        return self.memory.fits
+
+    @property
+    def gap(self) -> float:
+        """How much slower than the bound it is at most, as a share of the bound."""
+        return self.step_time.total_s / self.lower_bound_s - 1 if self.lower_bound_s else 0.0
+
+    @property
+    def mesh(self) -> str:
+        """``data=4, model=2``."""
+        return ", ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.sizes, strict=True))
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What does not depend on the mesh: rules and proposals of a graph, found once."""
+
+    graph: ModelGraph
+    rules: Rules = field(init=False)
+    proposals: Proposals = field(init=False)
+    batch: Proposals = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find them."""
+        self.rules = Rules(self.graph)
+        self.proposals = Proposals(self.graph, self.rules)
+        self.batch = Proposals(self.graph, self.rules, only_inputs=True)
+
+
+def solve(
+    graph: ModelGraph,
+    cluster: Cluster,
+    sizes: Sequence[int],
+    axis_names: Sequence[str],
+    uses: Sequence[AxisUse] | None = None,
+    *,
+    optimizer: str = "adamw",
+    memory_limit: int | None = None,
+    pins: Mapping[str, Layout] | None = None,
+    passing: Passing = "star",
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    fold: bool = True,
+    prepared: Prepared | None = None,
+) -> Solution:
+    """The fastest program for ``graph`` on a mesh of ``sizes``, within the memory limit.
+
+    Args:
+        graph: what is computed.
+        cluster: what it runs on; the sizes multiply to its devices.
+        sizes: sizes of the axes, the last one nearest.
+        axis_names: their names.
+        uses: what each axis may be used for (``candidates.AxisUse``); default ``any``.
+        optimizer: see ``search.memory.OPTIMIZERS``.
+        memory_limit: bytes of a device that may be used, the reserve included; None: no limit.
+        pins: parameter's dotted name -> layout over the axes larger than 1.
+        passing: which pass-through strategies are offered.
+        bucket_bytes: size at which fused gradients are sent.
+        fold: whether repeated blocks are solved once.
+        prepared: rules and proposals, if at hand.
+
+    The result may not fit: then it is the leanest one, and ``fits`` is False.
+    """
+    sizes, names = tuple(sizes), tuple(axis_names)
+    if len(sizes) != len(names):
+        raise MeshError(f"{len(sizes)} sizes for {len(names)} axes: {sizes}, {names}")
+    active = [i for i, s in enumerate(sizes) if s > 1]
+    mesh = tuple(sizes[i] for i in active)
+    given = tuple(uses) if uses is not None else ("any",) * len(sizes)
+    used: tuple[AxisUse, ...] = tuple(given[i] for i in active)
+    prepared = prepared or Prepared(graph)
+    model = CostModel(graph, cluster, mesh, prepared.rules, optimizer_of(optimizer))
+    candidates = Candidates(
+        graph,
+        mesh,
+        uses=used,
+        passing=passing,
+        pins=pins,
+        rules=prepared.rules,
+        proposals=prepared.proposals,
+        batch=prepared.batch,
+    )
+    search = _Inner(
+        model, candidates, tuple(names[i] for i in active), memory_limit, bucket_bytes, fold
+    )
+    program, priced, bound = search.run()
+    return Solution(
+        axis_names=names,
+        sizes=sizes,
+        uses=used,
+        strategies=program.strategies,
+        regather=program.regather,
+        program=program,
+        step_time=priced.step_time,
+        memory=priced.memory,
+        collectives=priced.collectives,
+        lower_bound_s=bound,
+    )
+
+
+class _Inner:
+    def __init__(
+        self,
+        model: CostModel,
+        candidates: Candidates,
+        axis_names: tuple[str, ...],
+        memory_limit: int | None,
+        bucket_bytes: int,
+        fold: bool,
+    ) -> None:
+        self.model, self.candidates, self.axis_names = model, candidates, axis_names
+        self.limit, self.bucket_bytes = memory_limit, bucket_bytes
+        self.problem = Problem(
+            model.graph, build_tables(model, candidates, bucket_bytes), fold=fold
+        )
+        self._seen: dict[tuple[bytes, frozenset[int]], tuple[Program, Priced]] = {}
+
+    def run(self) -> tuple[Program, Priced, float]:
+        """The best program, its figures, and the bound."""
+        (answer, one), room = self._within(0.0, None)
+        programs = [one]
+        if not one[1].memory.fits:
+            return *one, answer.bound
+        exposed, tried = 1.0, {0.0}
+        for _ in range(ROUNDS):
+            if exposed in tried:
+                break
+            tried.add(exposed)
+            (_, one), room = self._within(exposed, room)
+            programs.append(one)
+            exposed = round(min(programs, key=_rank)[1].exposed_share, 3)
+        best = min(programs, key=_rank)
+        return *best, min(self._bound(answer), best[1].step_time.total_s)
+
+    def _bound(self, hidden: Answer) -> float:
+        """The highest bound found; ``hidden`` is the answer with all gradients hidden."""
+        limit = 0.0 if self.limit is None else float(self.limit - self.model.cluster.reserve_bytes)
+        rest = (self.problem.bound(e, hidden.per_byte, limit) for e in (0.25, 0.5, 0.75, 1.0))
+        return max(hidden.bound, *rest)
+
+    def _within(
+        self, exposed: float, room: float | None
+    ) -> tuple[tuple[Answer, tuple[Program, Priced]], float | None]:
+        """Solve with the additive limit corrected until the exact memory fits.
+
+        ``room`` is what exact memory had beyond the additive sum (temporaries, reserve). The
+        answer's bound is that of the loosest limit: the reserve alone.
+        """
+        if self.limit is None:
+            answer = self.problem.solve(exposed, None)
+            return (answer, self._price(answer.assignment)), None
+        reserve = float(self.model.cluster.reserve_bytes)
+        loosest: Answer | None = None
+        best: tuple[tuple[Program, Priced], float] | None = None
+        room = reserve if room is None else room
+        for _ in range(ROUNDS):
+            answer = self.problem.solve(exposed, self.limit - room)
+            loosest = loosest or answer
+            priced = self._price(answer.assignment)
+            total = priced[1].memory.total_bytes
+            beyond = total - answer.assignment.num_bytes
+            if best is None or _rank(priced) < _rank(best[0]):
+                best = priced, beyond
+            if total <= self.limit or not answer.fits:
+                break
+            room = max(beyond, room + 0.001 * self.limit)
+        assert best is not None
+        assert loosest is not None
+        return (loosest, best[0]), best[1]
+
+    def _price(self, found: Assignment) -> tuple[Program, Priced]:
+        key = (found.choice.tobytes(), found.regather)
+        if key not in self._seen:
+            tables = self.problem.tables
+            strategies = {
+                name: tables.lists[v][found.choice[v]] for v, name in enumerate(tables.variables)
+            }
+            for node in self.model.graph.nodes:
+                if node.op == "constant":
+                    strategies[node.name] = self.candidates[node.name][0]
+            regather = frozenset(
+                (tables.variables[tables.edges[e][1]], tables.edges[e][2]) for e in found.regather
+            )
+            program = Program(
+                self.model.graph,
+                self.axis_names,
+                self.model.sizes,
+                strategies,
+                self.model.resharder,
+                regather=regather,
+                bucket_bytes=self.bucket_bytes,
+                rules=self.model.rules,
+            )
+            self._seen[key] = program, price(self.model, program, memory_limit=self.limit)
+        return self._seen[key]
+
+
+def _rank(found: tuple[Program, Priced]) -> tuple[bool, float]:
+    """What fits comes first, then the faster; of what does not fit, the smaller."""
+    memory, step = found[1].memory, found[1].step_time
+    if memory.fits:
+        return False, step.total_s
+    return True, float(memory.total_bytes)

@@ -1,0 +1,428 @@
+"""The outer search: which mesh, and what its axes are for.
+
+A configuration is a strategy (``data``, ``fsdp``, ``tensor``, ``hybrid``, or ``auto``: every
+operator decides for itself) and a factorization of the devices into data x model. An Optuna study
+holds them: the usual answers are enqueued first, so the result is never predicted slower than any of
+them; a space as small as this is then enumerated, unless fewer trials are asked for. Each trial calls
+the exact inner search. A configuration is priced once, however often it is proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Literal
+
+from autoshard.candidates import AxisUse
+from autoshard.cluster import Cluster
+from autoshard.errors import InfeasibleError, MeshError, RequestError, UnknownNameError
+from autoshard.graph import ModelGraph
+from autoshard.plan import Alternative, Memory, MeshDocument
+from autoshard.search.inner import Prepared, Solution, solve
+from autoshard.sharding.layout import Cut, Layout, R, Shape, State, canonical
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+
+Strategy = Literal["auto", "data", "fsdp", "tensor", "hybrid"]
+STRATEGIES: tuple[Strategy, ...] = ("data", "fsdp", "tensor", "hybrid", "auto")
+
+AXES = ("data", "model")
+
+EXHAUSTIVE = 200
+"""Spaces up to this many configurations are enumerated."""
+
+Pins = Mapping[str, Mapping[str, State]]
+"""Parameter's dotted name -> its state on each axis by name; ``R`` on axes that are not named."""
+
+Progress = Callable[[int, int, str], None]
+"""(done, total, what was just priced)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One point of the outer space."""
+
+    strategy: Strategy
+    axis_names: tuple[str, ...]
+    sizes: Shape
+
+    @property
+    def text(self) -> str:
+        """The mesh as a categorical value: ``4x2``."""
+        return "x".join(map(str, self.sizes))
+
+    @property
+    def label(self) -> str:
+        """``hybrid, data=4, model=2``."""
+        mesh = ", ".join(
+            f"{n}={s}" for n, s in zip(self.axis_names, self.sizes, strict=True) if s > 1
+        )
+        return f"{self.strategy}, {mesh}" if mesh else f"{self.strategy}, one device"
+
+    @property
+    def uses(self) -> tuple[AxisUse, ...]:
+        """What each axis is for."""
+        match self.strategy:
+            case "auto":
+                return ("any",) * len(self.sizes)
+            case "hybrid":
+                return tuple("tensor" if n == "model" else "batch" for n in self.axis_names)
+            case only:
+                return (only,) * len(self.sizes)
+
+    @property
+    def mesh(self) -> MeshDocument:
+        """The mesh as a plan has it."""
+        return MeshDocument(axis_names=self.axis_names, sizes=self.sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        best: the fastest solution that fits.
+        configuration: where it was found.
+        alternatives: every other configuration that was priced, fastest first, and why it lost.
+        lower_bound_s: nothing in the space that was searched is faster.
+        exhaustive: whether the whole space was priced.
+        study: the Optuna study, with the figures as user attributes.
+    """
+
+    best: Solution
+    configuration: Configuration
+    alternatives: tuple[Alternative, ...]
+    lower_bound_s: float
+    exhaustive: bool
+    study: Study
+
+
+def configurations(
+    devices: int, strategy: Strategy = "auto", mesh: Mapping[str, int] | None = None
+) -> list[Configuration]:
+    """The outer space, the usual answers first.
+
+    Raises:
+        UnknownNameError: no such strategy.
+        MeshError: a mesh that does not have ``devices`` devices.
+    """
+    if strategy not in STRATEGIES:
+        raise UnknownNameError("strategy", strategy, STRATEGIES)
+    if mesh is not None:
+        _check_mesh(mesh, devices)
+        names, sizes = tuple(mesh), tuple(mesh.values())
+        kinds: Iterable[Strategy] = (strategy,) if strategy != "auto" else STRATEGIES
+        if strategy == "auto" and sum(s > 1 for s in sizes) < 2:
+            kinds = ("data", "fsdp", "tensor", "auto")
+        return [Configuration(k, names, sizes) for k in kinds]
+    out: list[Configuration] = []
+    pairs = [(devices // m, m) for m in range(1, devices + 1) if devices % m == 0]
+    inner = [p for p in pairs if p[0] > 1 and p[1] > 1]
+    wanted = STRATEGIES if strategy == "auto" else (strategy,)
+    for kind in wanted:
+        if kind in ("data", "fsdp"):
+            out.append(Configuration(kind, AXES, (devices, 1)))
+        elif kind == "tensor":
+            out.append(Configuration(kind, AXES, (1, devices)))
+        elif kind == "hybrid":
+            out += [Configuration(kind, AXES, p) for p in inner]
+            if not inner and strategy == "hybrid":
+                out.append(Configuration(kind, AXES, pairs[0]))
+        else:
+            out.append(Configuration(kind, AXES, (devices, 1)))
+            out += [Configuration(kind, AXES, p) for p in inner]
+    return out
+
+
+def _check_mesh(mesh: Mapping[str, int], devices: int) -> None:
+    for name, size in mesh.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise MeshError(f"mesh axis {name!r} has size {size!r}; sizes are whole numbers from 1")
+    if prod(mesh.values()) != devices:
+        text = ", ".join(f"{n}={s}" for n, s in mesh.items()) or "without axes"
+        raise MeshError(
+            f"mesh {text} has {prod(mesh.values())} devices, the cluster has {devices}; "
+            "their numbers must agree"
+        )
+
+
+def search(
+    graph: ModelGraph,
+    cluster: Cluster,
+    devices: int | None = None,
+    *,
+    optimizer: str = "adamw",
+    strategy: Strategy = "auto",
+    mesh: Mapping[str, int] | None = None,
+    memory_limit: int | None = None,
+    pins: Pins | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    storage: str | None = None,
+    progress: Progress | None = None,
+    regraph: Callable[[int], ModelGraph] | None = None,
+) -> SearchResult:
+    """The fastest way to shard ``graph`` over ``devices`` of ``cluster``.
+
+    Args:
+        graph: what is computed.
+        cluster: what it runs on.
+        devices: how many devices; default: all of the cluster.
+        optimizer: see ``search.memory.OPTIMIZERS``.
+        strategy: what to force, or ``auto``.
+        mesh: axis sizes by name to force; default: all factorizations into data x model.
+        memory_limit: bytes of a device that may be used; default: all it has.
+        pins: stored layouts that some parameters must have.
+        trials: at most so many configurations; default: all, or 100 where there are many.
+        seed: of the sampler; the same seed gives the same plan.
+        storage: URL of an Optuna storage; default: in memory.
+        progress: is told of every configuration that was priced.
+        regraph: gives the same model's graph at another global batch, so that an answer to "nothing
+            fits" can name a batch that does.
+
+    Raises:
+        InfeasibleError: nothing fits; names what binds and changes that do fit.
+    """
+    if trials is not None and trials < 1:
+        raise RequestError(f"trials must be at least 1, found {trials}")
+    cluster = cluster if devices is None else cluster.with_devices(devices)
+    limit = cluster.device.memory_bytes if memory_limit is None else memory_limit
+    space = configurations(cluster.devices, strategy, mesh)
+    run = _Outer(graph, cluster, optimizer, limit, pins or {})
+    study = run.study(space, trials, seed, storage, progress)
+    fitting = {c: s for c, s in run.priced.items() if s.fits}
+    if not fitting:
+        raise _infeasible(run, strategy, mesh, regraph)
+    best = min(fitting, key=lambda c: (fitting[c].step_time.total_s, space.index(c)))
+    exhaustive = len(run.priced) == len(space)
+    return SearchResult(
+        best=fitting[best],
+        configuration=best,
+        alternatives=_alternatives(run.priced, best),
+        lower_bound_s=min(s.lower_bound_s for s in run.priced.values()),
+        exhaustive=exhaustive,
+        study=study,
+    )
+
+
+class _Outer:
+    def __init__(
+        self, graph: ModelGraph, cluster: Cluster, optimizer: str, limit: int, pins: Pins
+    ) -> None:
+        self.graph, self.cluster, self.optimizer = graph, cluster, optimizer
+        self.limit, self.pins = limit, pins
+        self.prepared = Prepared(graph)
+        self.priced: dict[Configuration, Solution] = {}
+        if unknown := sorted(set(pins) - set(graph.parameters)):
+            raise UnknownNameError("parameter", unknown[0], graph.parameters)
+
+    def price(self, configuration: Configuration) -> Solution:
+        """The inner search's answer, remembered."""
+        if configuration not in self.priced:
+            self.priced[configuration] = solve(
+                self.graph,
+                self.cluster,
+                configuration.sizes,
+                configuration.axis_names,
+                configuration.uses,
+                optimizer=self.optimizer,
+                memory_limit=self.limit,
+                pins=self._pins(configuration),
+                prepared=self.prepared,
+            )
+        return self.priced[configuration]
+
+    def _pins(self, configuration: Configuration) -> dict[str, Layout]:
+        mesh = [
+            (n, s)
+            for n, s in zip(configuration.axis_names, configuration.sizes, strict=True)
+            if s > 1
+        ]
+        out: dict[str, Layout] = {}
+        for name, states in self.pins.items():
+            row = [(states.get(axis, R), size) for axis, size in mesh]
+            out[name] = tuple(
+                canonical(state, size) if isinstance(state, Cut) else state for state, size in row
+            )
+        return out
+
+    def study(
+        self,
+        space: Sequence[Configuration],
+        trials: int | None,
+        seed: int,
+        storage: str | None,
+        progress: Progress | None,
+    ) -> Study:
+        """Price the space, as an Optuna study."""
+        import optuna
+
+        total = min(len(space), trials or (len(space) if len(space) <= EXHAUSTIVE else 100))
+        place = {(c.strategy, c.text): c for c in space}
+        meshes: dict[str, list[str]] = {}
+        for c in space:
+            meshes.setdefault(c.strategy, []).append(c.text)
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        try:
+            study = optuna.create_study(
+                direction="minimize",
+                sampler=optuna.samplers.TPESampler(seed=seed),
+                storage=storage,
+                study_name=self._name() if storage else None,
+                load_if_exists=True,
+            )
+            for c in space[:total]:
+                study.enqueue_trial({"strategy": c.strategy, f"mesh_{c.strategy}": c.text})
+            attempts = 0
+            while len(self.priced) < total and attempts < 4 * total:
+                attempts += 1
+                trial = study.ask()
+                strategy = trial.suggest_categorical("strategy", list(meshes))
+                text = trial.suggest_categorical(f"mesh_{strategy}", meshes[strategy])
+                found = place[strategy, text]
+                solution = self.price(found)
+                _record(trial, found, solution)
+                study.tell(trial, solution.step_time.total_s)
+                if progress is not None:
+                    progress(len(self.priced), total, found.label)
+        finally:
+            optuna.logging.set_verbosity(verbosity)
+        return study
+
+    def _name(self) -> str:
+        return f"{self.graph.name} {self.graph.fingerprint} on {self.cluster.devices} {self.cluster.name}"
+
+
+def _record(trial: Trial, configuration: Configuration, solution: Solution) -> None:
+    memory, step = solution.memory, solution.step_time
+    trial.set_user_attr("label", configuration.label)
+    trial.set_user_attr("mesh", solution.mesh)
+    trial.set_user_attr("step_time", step.model_dump())
+    trial.set_user_attr("memory", memory.model_dump())
+    trial.set_user_attr("memory_bytes", memory.total_bytes)
+    trial.set_user_attr("lower_bound_s", solution.lower_bound_s)
+    if memory.limit_bytes is not None:
+        over = (memory.total_bytes - memory.limit_bytes) / max(1, memory.limit_bytes)
+        trial.set_constraint("memory over the limit", over)
+
+
+def _alternatives(
+    priced: Mapping[Configuration, Solution], best: Configuration
+) -> tuple[Alternative, ...]:
+    order = sorted(
+        (c for c in priced if c != best),
+        key=lambda c: (not priced[c].fits, priced[c].step_time.total_s),
+    )
+    return tuple(
+        Alternative(
+            label=c.label,
+            mesh=c.mesh,
+            step_time_s=priced[c].step_time.total_s,
+            memory_bytes=priced[c].memory.total_bytes,
+            fits=priced[c].fits,
+            why=_why(priced[c], priced[best]),
+        )
+        for c in order
+    )
+
+
+def _why(lost: Solution, won: Solution) -> str:
+    if not lost.fits:
+        return f"does not fit: {binding(lost.memory)}"
+    mine, other = lost.step_time, won.step_time
+    ratio = mine.total_s / other.total_s
+    if ratio < 1.0005:
+        return "as fast as the plan, to four digits"
+    parts = {
+        "messages that nothing hides": mine.exposed_communication_s - other.exposed_communication_s,
+        "computing": mine.compute_s - other.compute_s,
+        "the optimizer's update": mine.optimizer_s - other.optimizer_s,
+    }
+    most = max(parts, key=lambda k: parts[k])
+    return f"{ratio:.2f} times as slow; {most} take {parts[most] * 1e3:.3g} ms more"
+
+
+def binding(memory: Memory) -> str:
+    """What fills the memory and by how much it is over, in words."""
+    categories = {
+        "parameters": memory.parameters_bytes,
+        "gradients": memory.gradients_bytes,
+        "optimizer state": memory.optimizer_bytes,
+        "activations": memory.activations_bytes,
+        "gathered parameters": memory.gathered_bytes,
+        "temporaries": memory.temporary_bytes,
+        "reserve": memory.reserve_bytes,
+    }
+    order = sorted(categories, key=lambda k: -categories[k])
+    limit = memory.limit_bytes or 0
+    over = memory.total_bytes - limit
+    rest = ", ".join(f"{k} {categories[k] / 1e9:.3g} GB" for k in order[1:4] if categories[k])
+    return (
+        f"{order[0]} {categories[order[0]] / 1e9:.3g} GB (then {rest}); "
+        f"{memory.total_bytes / 1e9:.4g} GB of {limit / 1e9:.4g} GB, {over / 1e9:.3g} GB too much"
+    )
+
+
+# ---- nothing fits -----------------------------------------------------------------------------
+
+
+def _infeasible(
+    run: _Outer,
+    strategy: Strategy,
+    mesh: Mapping[str, int] | None,
+    regraph: Callable[[int], ModelGraph] | None,
+) -> InfeasibleError:
+    leanest = min(run.priced.values(), key=lambda s: s.memory.total_bytes)
+    forced = f"strategy {strategy}" if strategy != "auto" else "any strategy"
+    where = ", ".join(f"{n}={s}" for n, s in mesh.items()) if mesh else "any mesh"
+    return InfeasibleError(
+        f"{run.graph.name} (global batch {run.graph.batch}, {run.optimizer}) does not fit on "
+        f"{run.cluster.devices} devices of {run.cluster.name} with {forced} on {where}",
+        binding=binding(leanest.memory),
+        nearest=_nearest(run, leanest, strategy, mesh, regraph),
+    )
+
+
+def _nearest(
+    run: _Outer,
+    leanest: Solution,
+    strategy: Strategy,
+    mesh: Mapping[str, int] | None,
+    regraph: Callable[[int], ModelGraph] | None,
+) -> list[str]:
+    """Single changes that do fit, each found by solving it."""
+    out: list[str] = []
+
+    def fits(graph: ModelGraph, cluster: Cluster, optimizer: str, kind: Strategy) -> bool:
+        same = mesh if cluster.devices == run.cluster.devices and kind == strategy else None
+        limit = min(run.limit, cluster.device.memory_bytes)
+        other = _Outer(graph, cluster, optimizer, limit, run.pins)
+        space = configurations(cluster.devices, kind, same)
+        return any(other.price(c).fits for c in sorted(space, key=lambda c: c.strategy != "fsdp"))
+
+    if (strategy != "auto" or mesh) and fits(run.graph, run.cluster, run.optimizer, "auto"):
+        out.append("strategy auto on any mesh")
+    if run.cluster.device.kind != "cpu":
+        for factor in (2, 4, 8, 16, 32, 64):
+            devices = run.cluster.devices * factor
+            if devices > run.cluster.devices_per_node and devices % run.cluster.devices_per_node:
+                continue
+            if fits(run.graph, run.cluster.with_devices(devices), run.optimizer, strategy):
+                out.append(f"{devices} devices")
+                break
+    batch = run.graph.batch
+    while regraph is not None and batch % 2 == 0 and batch > 1:
+        batch //= 2
+        if fits(regraph(batch), run.cluster, run.optimizer, strategy):
+            out.append(f"global batch {batch}")
+            break
+    for optimizer in ("sgd-momentum", "sgd"):
+        if optimizer != run.optimizer and fits(run.graph, run.cluster, optimizer, strategy):
+            out.append(f"optimizer {optimizer}")
+            break
+    needed = leanest.memory.total_bytes
+    out.append(f"{-(-needed // 10**8) / 10:.1f} GB on each device")
+    return out

@@ -1,0 +1,345 @@
+"""Prices of many reshards at once: what :func:`autoshard.sharding.reshard.path` finds, as arrays.
+
+Where every cut is even, the cheapest steps from one layout to another depend on little: the bytes
+of the value, what happens on each axis (eleven cases), and which cuts may not stand together. All
+pairs of layouts with the same *code* share one small graph of steps, and its shortest path is found
+for all sizes together. Pairs with an uneven cut are found one by one. A test compares every entry
+of whole tables with ``path``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoshard.sharding.layout import Cut, Layout, P, Shape, State, disjoint, largest_shape
+from autoshard.sharding.reshard import Resharder
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+_R, _P, _S = 0, 1, 2
+_SAME, _APART, _GATHER = 0, 1, 2
+"""How two cuts on one axis differ: not at all; by dims (all_to_all); so that one must gather."""
+
+
+def _axis_code(source: int, target: int, cuts: int) -> int:
+    return source * 3 + target if source != _S or target != _S else 8 + cuts
+
+
+CODES = 11
+_KINDS = [(s, t, 0) for s in range(3) for t in range(3)] + [(_S, _S, _APART), (_S, _S, _GATHER)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A step from joint state ``before`` to ``after``; ``cut`` are the axes its bytes divide by."""
+
+    before: int
+    after: int
+    op: str
+    axes: tuple[int, ...]
+    cut: tuple[int, ...]
+
+
+def _step(a: int, b: int, cuts: int) -> str | None:
+    """Kind of step between the kinds of two states of one axis; None where there is none."""
+    match a, b:
+        case (2, 2):
+            return "all_to_all" if cuts == _APART else None
+        case (2, 0):
+            return "all_gather"
+        case (2, 1):
+            return "embed"
+        case (0, 2):
+            return "slice"
+        case (1, 2):
+            return "reduce_scatter"
+        case (0, 1):
+            return "mask"
+        case (1, 0):
+            return "all_reduce"
+    return None
+
+
+@lru_cache(maxsize=None)
+def _moves(axes: tuple[int, ...], clash: int) -> tuple[int, int, tuple[_Move, ...]]:
+    """(number of joint states, number of the target, the steps between them).
+
+    Args:
+        axes: code of each axis.
+        clash: bit (a, b) says that a's source cut and b's target cut cannot stand together.
+    """
+    count = len(axes)
+    options: list[list[tuple[int, int]]] = []  # (stage: 0 source, 1 whole, 2 target; kind)
+    for code in axes:
+        source, target, cuts = _KINDS[code]
+        row = [(0, source)]
+        if not (source == target and (source != _S or cuts == _SAME)):
+            row.append((2, target))
+        if source != _R and target != _R:
+            row.append((1, _R))
+        options.append(row)
+    states = list(product(*options))
+    place = {s: i for i, s in enumerate(states)}
+    goal = tuple(row[1] if len(row) > 1 and row[1][0] == 2 else row[0] for row in options)
+
+    def legal(state: tuple[tuple[int, int], ...]) -> bool:
+        return not any(
+            a != b
+            and state[a] == (0, _S)
+            and state[b] == (goal[b][0], _S)
+            and (clash >> (a * count + b)) & 1
+            for a in range(count)
+            for b in range(count)
+        )
+
+    moves: list[_Move] = []
+    for state in sorted(states, key=lambda s: sum(stage for stage, _ in s)):
+        if not legal(state):
+            continue
+        single = [
+            (axis, option, kind)
+            for axis in range(count)
+            for option in options[axis]
+            if option != state[axis]
+            and (option == goal[axis] or option[1] == _R)
+            and (kind := _step(state[axis][1], option[1], _KINDS[axes[axis]][2]))
+        ]
+        for size in range(1, count + 1):
+            for group in combinations(single, size):
+                kind = group[0][2]
+                if len({k for _, _, k in group}) > 1 or len({a for a, _, _ in group}) < size:
+                    continue
+                if size > 1 and kind not in ("all_reduce", "all_gather", "reduce_scatter"):
+                    continue
+                after = list(state)
+                for axis, option, _ in group:
+                    after[axis] = option
+                if not legal(tuple(after)):
+                    continue
+                counted = after if kind == "all_gather" else state
+                moves.append(
+                    _Move(
+                        place[state],
+                        place[tuple(after)],
+                        kind,
+                        tuple(a for a, _, _ in group),
+                        tuple(a for a, (_, k) in enumerate(counted) if k == _S),
+                    )
+                )
+    return len(states), place[goal], tuple(moves)
+
+
+class Halves:
+    """The halves of layouts (states R, P and cuts) that occur on one mesh, as numbers.
+
+    Half number h has on axis a the state number ``states[h, a]``.
+    """
+
+    def __init__(self, resharder: Resharder) -> None:
+        self.resharder, self.mesh = resharder, resharder.mesh
+        self.layouts: list[Layout] = []
+        self._numbers: dict[Layout, int] = {}
+        self._states: dict[State, int] = {}
+        self._rows: list[list[int]] = []
+        self._built = 0
+        self._bytes: dict[tuple[Shape, int, int], int] = {}
+        self._priced: dict[tuple[str, tuple[int, ...], int], tuple[Ints, Floats]] = {}
+
+    def number(self, half: Layout) -> int:
+        """Number of a half."""
+        found = self._numbers.get(half)
+        if found is None:
+            found = self._numbers[half] = len(self.layouts)
+            self.layouts.append(half)
+            self._rows.append([self._states.setdefault(s, len(self._states)) for s in half])
+        return found
+
+    def local_bytes(self, shape: Shape, itemsize: int, half: int) -> int:
+        """Bytes of the largest shard of a value in layout ``half``."""
+        key = (shape, itemsize, half)
+        if key not in self._bytes:
+            total = itemsize
+            for size in largest_shape(shape, self.layouts[half], self.mesh):
+                total *= size
+            self._bytes[key] = total
+        return self._bytes[key]
+
+    def _build(self) -> None:
+        """Tables over states, as far as they are known now."""
+        if self._built == len(self.layouts):
+            return
+        self._built = len(self.layouts)
+        states = list(self._states)
+        count, axes = len(states), len(self.mesh)
+        self.states: Ints = np.array(self._rows, dtype=np.int64).reshape(len(self._rows), axes)
+        kind = np.array([_S if isinstance(s, Cut) else _P if s is P else _R for s in states])
+        dim = np.array([s.dim if isinstance(s, Cut) else -1 for s in states])
+        both = (kind[:, None] == _S) & (kind[None, :] == _S)
+        same_dim = dim[:, None] == dim[None, :]
+        cuts = np.where(same_dim, _GATHER, _APART)
+        np.fill_diagonal(cuts, _SAME)
+        self._code: Ints = np.where(both, 8 + cuts, kind[:, None] * 3 + kind[None, :])
+        clash = np.zeros((count, count), dtype=np.int64)
+        for i, j in zip(*np.nonzero(both & same_dim), strict=True):
+            a, b = states[i], states[j]
+            clash[i, j] = not disjoint(a, b)  # type: ignore[arg-type]
+        self._clash = clash
+        uneven = np.zeros((axes, count), dtype=bool)
+        for axis, size in enumerate(self.mesh):
+            for i, s in enumerate(states):
+                uneven[axis, i] = isinstance(s, Cut) and s.n % size != 0
+        self._uneven = uneven[np.arange(axes)[None, :], self.states].any(axis=1)
+        self.kinds: Ints = kind[self.states]
+
+    def codes(self, sources: Ints, targets: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """(code, whether a cut is uneven) of every pair of halves."""
+        self._build()
+        axes = len(self.mesh)
+        a, b = self.states[sources], self.states[targets]
+        code: Ints = np.zeros((len(sources), len(targets)), dtype=np.int64)
+        for axis in range(axes):
+            code = code * CODES + self._code[a[:, None, axis], b[None, :, axis]]
+        for i in range(axes):
+            for j in range(axes):
+                bit = self._clash[a[:, None, i], b[None, :, j]] if i != j else 0
+                code = code * 2 + bit
+        odd = self._uneven[sources][:, None] | self._uneven[targets][None, :]
+        return code, odd
+
+    def unpack(self, code: int) -> tuple[tuple[int, ...], int]:
+        """(code of each axis, clash bits) of a code."""
+        axes = len(self.mesh)
+        clash = 0
+        for i in reversed(range(axes)):
+            for j in reversed(range(axes)):
+                code, bit = divmod(code, 2)
+                clash |= bit << (i * axes + j)
+        row = []
+        for _ in range(axes):
+            code, one = divmod(code, CODES)
+            row.append(one)
+        return tuple(reversed(row)), clash
+
+    def prices(self, code: int, sizes: Ints) -> Floats:
+        """Seconds of a pair of halves with ``code``, for values of ``sizes`` bytes."""
+        axes, clash = self.unpack(code)
+        count, goal, moves = _moves(axes, clash)
+        best: list[Floats | None] = [None] * count
+        best[0] = np.zeros(len(sizes))
+        costs = [self._move(move, sizes) for move in moves]
+        improved = True
+        while improved:
+            improved = False
+            for move, cost in zip(moves, costs, strict=True):
+                start = best[move.before]
+                if start is None:
+                    continue
+                new = start if cost is None else start + cost
+                old = best[move.after]
+                if old is None:
+                    best[move.after] = new
+                    improved = True
+                elif (new < old).any():
+                    best[move.after] = np.minimum(old, new)
+                    improved = True
+        final = best[goal]
+        assert final is not None
+        return final
+
+    def _move(self, move: _Move, sizes: Ints) -> Floats | None:
+        """Seconds of one step; None where it sends nothing."""
+        if move.op in ("slice", "mask", "embed"):
+            return None
+        divisor = 1
+        for axis in move.cut:
+            divisor *= self.mesh[axis]
+        key = (move.op, move.axes, divisor)
+        found = self._priced.get(key)
+        if found is None or found[0] is not sizes:
+            found = self._priced[key] = sizes, self._seconds(move.op, move.axes, sizes // divisor)
+        return found[1]
+
+    def _seconds(self, op: str, axes: tuple[int, ...], sizes: Ints) -> Floats:
+        seconds = self.resharder.seconds
+        many = getattr(seconds, "many", None)
+        if many is not None:
+            found: Floats = many(op, axes, sizes)
+            return found
+        return np.array([seconds(op, axes, int(n)) for n in sizes])  # type: ignore[arg-type]
+
+    def gathers(self, sources: Ints, targets: Ints) -> NDArray[np.bool_]:
+        """Whether the way from source to target must gather on some axis."""
+        self._build()
+        a, b = self.states[sources], self.states[targets]
+        out = np.zeros((len(sources), len(targets)), dtype=bool)
+        for axis in range(len(self.mesh)):
+            code = self._code[a[:, None, axis], b[None, :, axis]]
+            out |= (code == 6) | (code == 10)
+        return out
+
+    def deferrable(self, sources: Ints, targets: Ints) -> NDArray[np.int64]:
+        """Bit mask of the axes to be summed over where nothing but sums lies between; else 0."""
+        self._build()
+        a, b = self.states[sources], self.states[targets]
+        mask = np.zeros((len(sources), len(targets)), dtype=np.int64)
+        other = np.zeros_like(mask, dtype=bool)
+        for axis in range(len(self.mesh)):
+            code = self._code[a[:, None, axis], b[None, :, axis]]
+            mask |= (code == 3).astype(np.int64) << axis
+            other |= ~np.isin(code, (0, 3, 4, 8))
+        return np.where(other, 0, mask)
+
+
+class PairPrices:
+    """Seconds of all pairs of halves that a set of edges needs, found together.
+
+    Ask with :meth:`want` for every edge, then read with :meth:`table`.
+    """
+
+    def __init__(self, halves: Halves) -> None:
+        self.halves = halves
+        self._wanted: list[tuple[Shape, int, Ints, Ints, Ints, NDArray[np.bool_]]] = []
+        self._codes: set[int] = set()
+        self._sizes: set[int] = set()
+
+    def want(self, shape: Shape, itemsize: int, sources: Ints, targets: Ints) -> int:
+        """Ask for a table; gives its ticket."""
+        code, odd = self.halves.codes(sources, targets)
+        self._codes.update(np.unique(code).tolist())
+        self._sizes.add(_num_bytes(shape, itemsize))
+        self._wanted.append((shape, itemsize, sources, targets, code, odd))
+        return len(self._wanted) - 1
+
+    def price(self) -> None:
+        """Find everything that was asked for."""
+        self._sorted_codes = np.array(sorted(self._codes), dtype=np.int64)
+        self._sorted_sizes = np.array(sorted(self._sizes), dtype=np.int64)
+        self._dense = np.stack(
+            [self.halves.prices(int(c), self._sorted_sizes) for c in self._sorted_codes]
+        )
+
+    def table(self, ticket: int) -> Floats:
+        """Seconds from each source (rows) to each target (columns)."""
+        shape, itemsize, sources, targets, code, odd = self._wanted[ticket]
+        column = int(np.searchsorted(self._sorted_sizes, _num_bytes(shape, itemsize)))
+        out: Floats = self._dense[np.searchsorted(self._sorted_codes, code), column]
+        if odd.any():
+            out = out.copy()
+            layouts, path = self.halves.layouts, self.halves.resharder.path
+            for i, j in zip(*np.nonzero(odd), strict=True):
+                source, target = layouts[sources[i]], layouts[targets[j]]
+                out[i, j] = path(shape, itemsize, source, target)[0]
+        return out
+
+
+def _num_bytes(shape: Shape, itemsize: int) -> int:
+    total = itemsize
+    for size in shape:
+        total *= size
+    return total
