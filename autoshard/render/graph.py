@@ -11,6 +11,7 @@ from autoshard.graph import ModelGraph, Node, Repeat
 from autoshard.render.fold import fold
 from autoshard.render.sections import Section, bullets, table
 from autoshard.render.units import bytes_text, count_text, flops_text
+from autoshard.sharding.rule import Rule
 from autoshard.sharding.spec import tensor_text
 
 
@@ -154,6 +155,15 @@ def _saved_bytes(graph: ModelGraph, node: Node) -> int:
     return total
 
 
+def _tight(node: Node) -> str:
+    """``f32[16,10]``, which no line break parts."""
+    return tensor_text(node.shape, node.dtype).replace(", ", ",")
+
+
+def _rule_text(rule: Rule) -> str:
+    return str(rule) if rule.sizes else "scalars"
+
+
 def _operators(graph: ModelGraph, rules: Rules, title: str, run: list[Node], times: int) -> Section:
     rows = []
     flops = saved = 0
@@ -165,13 +175,13 @@ def _operators(graph: ModelGraph, rules: Rules, title: str, run: list[Node], tim
         operands = [graph.by_name[o] for o in node.operands]
         moved = node.num_bytes + sum(o.num_bytes for o in operands)
         kept = _saved_bytes(graph, node)
-        shapes = ", ".join(tensor_text(o.shape, o.dtype) for o in operands)
+        shapes = ", ".join(_tight(o) for o in operands)
         known = node.family not in rules.without
         rows.append(
             (
                 node.op.removeprefix("aten.").removesuffix(".default"),
-                f"{shapes} -> {tensor_text(node.shape, node.dtype)}".lstrip(),
-                str(rules[node.name]) if known else "no rule: runs whole",
+                f"{shapes} -> {_tight(node)}".lstrip(),
+                _rule_text(rules[node.name]) if known else "no rule: runs whole",
                 flops_text(node.flops_forward) if node.flops_forward else "",
                 bytes_text(moved),
                 bytes_text(kept) if kept else "",
