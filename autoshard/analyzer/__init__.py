@@ -15,7 +15,7 @@ computes.
 from autoshard.analyzer._analyze import Captured, analyze
 from autoshard.analyzer._constants import evaluate_constants
 from autoshard.analyzer._inputs import InputSpec
-from autoshard.analyzer._sources import list_presets, load_preset
+from autoshard.analyzer._sources import list_presets, load_preset, read_json
 from autoshard.analyzer.operators import run_operator
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "evaluate_constants",
     "list_presets",
     "load_preset",
+    "read_json",
     "run_operator",
 ]

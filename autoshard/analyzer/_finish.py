@@ -43,6 +43,8 @@ def finish(
     """The graph of a lowered model."""
     roots = [v for _, v in program.outputs] + [program.loss]
     order = _live(program.build.order, roots)
+    order = _drop_detach(order, program)
+    roots = [v for _, v in program.outputs] + [program.loss]
     differentiable = _differentiable(order, program.loss)
     order, replaced = _identities(order, differentiable, program)
     loss = program.loss
@@ -77,8 +79,33 @@ def _live(order: Sequence[Value], roots: Sequence[Value]) -> list[Value]:
     return kept[::-1]
 
 
+def _drop_detach(order: Sequence[Value], program: Program) -> list[Value]:
+    """Without the detaches of what has no gradient anyway."""
+    requires = _requiring(order)
+    dropped: dict[int, Value] = {}
+    kept: list[Value] = []
+    for value in order:
+        value.operands = [dropped.get(id(o), o) for o in value.operands]
+        if value.op == "aten.detach.default" and id(value.operands[0]) not in requires:
+            dropped[id(value)] = value.operands[0]
+        else:
+            kept.append(value)
+    program.outputs = [(p, dropped.get(id(v), v)) for p, v in program.outputs]
+    return kept
+
+
 def _differentiable(order: Sequence[Value], loss: Value) -> set[int]:
     """Values that require grad and lie on a path to the loss."""
+    requires = _requiring(order)
+    reached = {id(loss)} & requires
+    for value in reversed(order):
+        if id(value) in reached:
+            reached |= {id(o) for o in value.operands if id(o) in requires}
+    return reached
+
+
+def _requiring(order: Sequence[Value]) -> set[int]:
+    """Values that hang on a trainable parameter by a path that gradients can take."""
     requires: set[int] = set()
     for value in order:
         for leaf in value.operands:
@@ -90,11 +117,7 @@ def _differentiable(order: Sequence[Value], loss: Value) -> set[int]:
             and any(id(o) in requires for o in value.operands)
         ):
             requires.add(id(value))
-    reached = {id(loss)} & requires
-    for value in reversed(order):
-        if id(value) in reached:
-            reached |= {id(o) for o in value.operands if id(o) in requires}
-    return reached
+    return requires
 
 
 def _identities(

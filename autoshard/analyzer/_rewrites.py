@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -165,6 +166,22 @@ def _target_shape(call: Call) -> tuple[int, ...]:
 @rewrite("aten.expand.default", "aten.expand_as.default", "aten.broadcast_to.default")
 def _expand(b: Builder, call: Call) -> Value:
     return b.expand(call["self"], call.shape)
+
+
+@rewrite("aten.broadcast_tensors.default", "aten.meshgrid.indexing")
+def _broadcast(b: Builder, call: Call) -> Result:
+    shape = tuple(int(n) for n in call.outputs[0].shape)
+    parts = call["tensors"]
+    if "meshgrid" in call.op:
+        order = list(range(len(parts)))
+        if call["indexing"] == "xy" and len(parts) > 1:
+            order[:2] = [1, 0]
+        ones = [
+            tuple(prod(p.shape) if d == order[i] else 1 for d in range(len(parts)))
+            for i, p in enumerate(parts)
+        ]
+        parts = [b.reshape(p, s) for p, s in zip(parts, ones, strict=True)]
+    return lambda index: b.expand(parts[index], shape)
 
 
 @rewrite("aten.permute.default")
