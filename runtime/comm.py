@@ -156,7 +156,7 @@ class Communicator:
         axis_names: one name an axis.
         recorder: takes what is issued; None costs nothing.
         device: where this rank computes; None: as the world says, and CPU in a dry run.
-        timeout_s: limit of each collective.
+        timeout_s: limit of each collective; None: the world's.
 
     Attributes:
         mesh: axis sizes.
@@ -177,7 +177,7 @@ class Communicator:
         recorder: Recorder | None = None,
         *,
         device: torch.device | str | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> None:
         if not dist.is_initialized():
             raise RequestError(
@@ -193,9 +193,11 @@ class Communicator:
                 f"a mesh of {' x '.join(map(str, self.mesh))} has {prod(self.mesh)} devices, "
                 f"and {size} processes run"
             )
+        world = None if _is_fake() else current_world()
         if device is None:
-            world = None if _is_fake() else current_world()
             device = "cpu" if world is None else world.device
+        if timeout_s is None:
+            timeout_s = DEFAULT_TIMEOUT_S if world is None else world.timeout_s
         self.device = torch.device(device)
         self.rank = dist.get_rank()
         self.coordinate = coordinate_of(self.rank, self.mesh)

@@ -89,7 +89,7 @@ class Launcher:
             "MKL_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
         }
-        code = _CODE.format(path=sys.path, fd=fd, caller=self.owner)
+        code = _CODE.format(path=[str(p) for p in sys.path], fd=fd, caller=self.owner)
         self.process = subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.DEVNULL,

@@ -73,8 +73,9 @@ class _Zygote:
     def fork(self, spec: Fork, fds: list[int]) -> None:
         crew = self.crews.setdefault(spec.crew, {})
         leader = next(iter(crew.values()), 0)
-        gc.collect()
-        gc.freeze()  # or the first collection of each rank copies every page
+        if not crew:
+            gc.collect()
+            gc.freeze()  # or the first collection of each rank copies every page
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -149,7 +150,8 @@ def _preload(name: str, path: tuple[str, ...]) -> None:
     try:
         found = importlib.util.find_spec(name.partition(".")[0])
         origin = os.path.realpath((found and found.origin) or "")
-        if any(origin.startswith(folder + os.sep) for folder in installed):
+        own = name.partition(".")[0] == "autoshard"
+        if own or any(origin.startswith(folder + os.sep) for folder in installed):
             importlib.import_module(name)
     except Exception:
         pass  # the rank that needs it will say what is wrong
