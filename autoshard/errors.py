@@ -84,9 +84,17 @@ class InfeasibleError(AutoshardError):
 
 
 class ValidationError(AutoshardError):
-    """A plan's numbers or collectives differ from what it said."""
+    """A plan's numbers or collectives differ from what it said.
+
+    Attributes:
+        report: the validation's report with all figures, where there is one.
+    """
 
     exit_status = 4
+
+    def __init__(self, message: str, *, report: object = None) -> None:
+        self.report = report
+        super().__init__(message)
 
 
 class RankError(AutoshardError):

@@ -15,7 +15,11 @@ Coordinate = tuple[int, ...]
 
 
 def deviation(
-    parts: Mapping[Coordinate, Tensor | None], layout: Layout, whole: Tensor, mesh: Shape
+    parts: Mapping[Coordinate, Tensor | None],
+    layout: Layout,
+    whole: Tensor,
+    mesh: Shape,
+    floor: float = 0.0,
 ) -> float:
     """Largest difference between the devices' parts and ``whole``, over its largest magnitude.
 
@@ -27,6 +31,8 @@ def deviation(
         layout: of one half: R, P and cuts.
         whole: the right value.
         mesh: axis sizes.
+        floor: smallest magnitude to compare with: of a value that is zero but for rounding, as
+            the gradient of a bias before a batch norm, only the rounding differs.
     """
     if not whole.numel():
         return 0.0
@@ -39,7 +45,7 @@ def deviation(
             return float("inf")
         base = tuple(0 if axis in summed else i for axis, i in enumerate(at))
         totals[base] = totals[base] + part if base in totals else part
-    scale = float(whole.abs().max()) if whole.is_floating_point() else 1.0
+    scale = max(magnitude(whole), floor)
     worst = 0.0
     for at, part in totals.items():
         right = take_shard(whole, single, mesh, at)
@@ -57,6 +63,13 @@ def deviation(
         if difference:
             worst = max(worst, difference / scale if scale else difference)
     return worst
+
+
+def magnitude(whole: Tensor) -> float:
+    """Largest magnitude; 1 for what is not floating, where any difference is a whole one."""
+    if not whole.is_floating_point():
+        return 1.0
+    return float(whole.abs().max()) if whole.numel() else 0.0
 
 
 def first_difference(predicted: Sequence[Collective], issued: Sequence[Collective]) -> str:

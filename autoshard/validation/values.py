@@ -41,7 +41,7 @@ def draw_buffers(graph: ModelGraph, seed: int) -> dict[str, Tensor]:
     out = {}
     for node in graph.nodes:
         if node.op == "buffer":
-            dtype = getattr(torch, node.dtype)
+            dtype: torch.dtype = getattr(torch, node.dtype)
             value = 0.5 + torch.rand(node.shape, generator=generator, dtype=torch.float64)
             floating = dtype.is_floating_point
             out[str(node.attrs["fqn"])] = (value if floating else torch.zeros_like(value)).to(dtype)
@@ -54,4 +54,5 @@ def _draw(node: Node, generator: torch.Generator) -> Tensor:
         value = 0.5 + torch.rand(node.shape, generator=generator, dtype=torch.float64)
         return value.to(dtype)
     value = torch.randn(node.shape, generator=generator, dtype=torch.float64)
-    return (value / prod(node.shape[1:]) ** 0.5).to(dtype)
+    value /= prod(node.shape[1:]) ** 0.5
+    return value.to(dtype)

@@ -238,7 +238,8 @@ class _Lowering:
         is_torch = isinstance(target, torch._ops.OpOverload)
         if not is_torch and not getattr(target, "__name__", "<").isidentifier():
             target = _named(target, _identifier(node.family))
-        return self.fx.call_function(target, tuple(operands), kwargs)
+        name = _identifier(node.name)  # a traceback shows the line, and so the operator
+        return self.fx.create_node("call_function", target, tuple(operands), kwargs, name)
 
     def _regathered(
         self, node: Node, edges: Sequence[Edge]

@@ -1,0 +1,245 @@
+"""``validate_program``: a plan on real processes beside one device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import prod
+
+from torch import Tensor
+
+from autoshard.analyzer import Captured, evaluate_constants
+from autoshard.assemble import program_of
+from autoshard.errors import RequestError, ValidationError
+from autoshard.graph import ModelGraph
+from autoshard.plan import PlanDocument
+from autoshard.program import Program
+from autoshard.runtime.processes import Pool, Progress, get_pool
+from autoshard.sharding.layout import Layout, R, coordinates, forward_half
+from autoshard.validation.capture_check import check_capture
+from autoshard.validation.compare import (
+    Coordinate,
+    count_differences,
+    deviation,
+    first_difference,
+    magnitude,
+)
+from autoshard.validation.locate import first_wrong_operator
+from autoshard.validation.ranks import MEMORY_METHOD, Job, RankResult, run_rank
+from autoshard.validation.reference import Step, run_unsharded
+from autoshard.validation.report import (
+    CaptureCheck,
+    CollectiveCheck,
+    Kind,
+    TensorCheck,
+    ValidationReport,
+)
+from autoshard.validation.values import WholeValues, draw_buffers, draw_parameters
+
+TOLERANCES = {"float64": 1e-9, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""Largest deviation that the order of sums explains, by dtype."""
+
+Say = Callable[[str, float | None], None]
+
+
+def validate_program(
+    plan: Program | PlanDocument,
+    captured: Captured,
+    *,
+    dtype: str = "float64",
+    seed: int = 0,
+    steps: int = 3,
+    timeout_s: float = 120.0,
+    tolerance: float | None = None,
+    compare_module: bool = True,
+    pool: Pool | None = None,
+    progress: Say | None = None,
+    before_step: Callable[[int], None] | None = None,
+) -> ValidationReport:
+    """Run a plan on as many processes as it has devices, and compare with one device.
+
+    Whole inputs and parameters are drawn by ``seed``. The unsharded graph runs here, the lowered
+    program in processes; loss, outputs, all gradients and changed buffers must agree, and every
+    process must issue the predicted collectives, in order.
+
+    Args:
+        plan: what to validate.
+        captured: the model.
+        dtype: floating dtype of the check; float64 tells a wrong rule from rounding.
+        seed: of everything that is drawn.
+        steps: how many steps are timed; 0 for none.
+        timeout_s: limit of the silence of a process, and of a collective.
+        tolerance: largest allowed deviation; None for what ``dtype`` allows.
+        compare_module: whether to run the module itself, too, beside its graph.
+        pool: processes to use; None for those of this interpreter.
+        progress: called with what is done next, and how far it is (0 to 1).
+        before_step: called with the rank before its step, in its process.
+
+    Raises:
+        ValidationError: numbers or collectives differ; the message names the operator, the
+            ``report`` has all figures.
+        RankError: a process raised, died or hung; with its own error.
+        RequestError: ``plan`` is not for the graph of ``captured``.
+    """
+    started = time.monotonic()
+    say = progress or (lambda text, fraction: None)
+    allowed = TOLERANCES.get(dtype, 1e-3) if tolerance is None else tolerance
+    graph = captured.graph
+    original = plan if isinstance(plan, Program) else program_of(graph, plan)
+    if isinstance(plan, Program) and plan.graph.fingerprint != graph.fingerprint:
+        raise RequestError(f"the program is for another graph than {graph.name}; plan it again")
+    program = in_dtype(original, dtype)
+    say("drawing weights and inputs", 0.02)
+    values = draw_values(captured, program.graph, dtype, seed)
+    say("one device", 0.1)
+    right = run_unsharded(program.graph, values, seed=seed)
+    capture = CaptureCheck(dtype=dtype, skipped="it was not asked for")
+    if compare_module:
+        say("the module itself", 0.2)
+        capture = check_capture(captured, seed)
+    ranks = pool or get_pool(prod(program.sizes))
+    job = Job(program=program, values=values, seed=seed, steps=steps, before_step=before_step)
+    found = _run(ranks, job, timeout_s, say, 0.3)
+    checks = compare(program, {at: r.step for at, r in found.items()}, right)
+    report = ValidationReport(
+        devices=prod(program.sizes),
+        mesh=", ".join(f"{n}={s}" for n, s in zip(program.axis_names, program.sizes, strict=True)),
+        dtype=dtype,
+        tolerance=allowed,
+        checks=tuple(checks),
+        collectives=check_collectives(program, found),
+        capture=capture,
+        step_seconds=max(
+            (r.step_seconds for r in found.values() if r.step_seconds is not None), default=None
+        ),
+        predicted_step_seconds=plan.predicted_step_s if isinstance(plan, PlanDocument) else None,
+        peak_bytes=max(r.peak_bytes for r in found.values()),
+        predicted_peak_bytes=plan.memory.total_bytes if isinstance(plan, PlanDocument) else None,
+        memory_method=MEMORY_METHOD,
+        seconds=time.monotonic() - started,
+    )
+    if not report.numbers_agree:
+        say("looking for the operator", 0.8)
+        raise ValidationError(_locate(ranks, job, report, timeout_s), report=report)
+    if report.collectives.differences:
+        raise ValidationError(
+            f"numbers agree, but {report.collectives.differences} collectives differ between "
+            f"what was predicted and what was issued; {report.collectives.first}",
+            report=report,
+        )
+    say("done", 1.0)
+    return report
+
+
+def in_dtype(program: Program, dtype: str) -> Program:
+    """The same program on a graph whose floating values are all of ``dtype``."""
+    return Program(
+        program.graph.with_float_dtype(dtype),
+        program.axis_names,
+        program.sizes,
+        program.strategies,
+        program.resharder,
+        regather=program.regather,
+        bucket_bytes=program.bucket_bytes,
+    )
+
+
+def draw_values(captured: Captured, graph: ModelGraph, dtype: str, seed: int) -> WholeValues:
+    """Whole values for ``graph``, which is that of ``captured`` but for its dtypes."""
+    buffers: dict[str, Tensor] = {}
+    if any(c.op == "buffer" for c in graph.constants):
+        module = captured.materialize(seed)
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+    return WholeValues(
+        inputs=captured.draw_inputs(seed, dtype),
+        parameters=draw_parameters(graph, seed),
+        buffers=draw_buffers(graph, seed),
+        constants=evaluate_constants(graph, buffers),
+    )
+
+
+def compare(program: Program, parts: Mapping[Coordinate, Step], right: Step) -> list[TensorCheck]:
+    """Every device's parts beside the whole values."""
+    graph, mesh = program.graph, program.sizes
+    whole: Layout = (R,) * len(mesh)
+    out = []
+
+    def check(
+        kind: Kind,
+        name: str,
+        found: Mapping[Coordinate, Tensor | None],
+        layout: Layout,
+        value: Tensor,
+        floor: float = 0.0,
+    ) -> None:
+        off = deviation(found, forward_half(layout), value, mesh, floor)
+        out.append(TensorCheck(kind=kind, name=name, deviation=off))
+
+    check("loss", graph.loss, {at: s.loss for at, s in parts.items()}, whole, right.loss)
+    for path, name in graph.outputs:
+        is_whole = name == graph.loss or graph.by_name[name].op == "constant"
+        layout = whole if is_whole else program.strategies[name].result
+        found = {at: s.outputs.get(path) for at, s in parts.items()}
+        check("output", path, found, layout, right.outputs[path])
+    floor = 1e-4 * max((magnitude(g) for g in right.gradients.values()), default=0.0)
+    for node in graph.nodes:
+        layout = program.strategies[node.name].result
+        fqn = str(node.attrs.get("fqn", ""))
+        if node.op == "parameter" and fqn in right.gradients:
+            found = {at: s.gradients.get(fqn) for at, s in parts.items()}
+            check("gradient", fqn, found, layout, right.gradients[fqn], floor)
+        elif node.op == "buffer":
+            found = {at: s.buffers.get(fqn) for at, s in parts.items()}
+            check("buffer", fqn, found, layout, right.buffers[fqn])
+    return out
+
+
+def check_collectives(program: Program, found: Mapping[Coordinate, RankResult]) -> CollectiveCheck:
+    """Issued beside predicted on every device."""
+    differences, first = 0, ""
+    for at, result in found.items():
+        predicted = program.collectives(at)
+        count = count_differences(predicted, result.issued)
+        if count and not first:
+            first = f"device {at}: {first_difference(predicted, result.issued)}"
+        differences += count
+    origin = next(iter(found))
+    return CollectiveCheck(
+        predicted=len(program.collectives(origin)),
+        issued=len(found[origin].issued),
+        differences=differences,
+        first=first,
+    )
+
+
+def _run(
+    pool: Pool, job: Job, timeout_s: float, say: Say, begin: float
+) -> dict[Coordinate, RankResult]:
+    def heard(rank: int, message: Progress) -> None:
+        if rank == 0:
+            done = None if message.fraction is None else begin + 0.5 * message.fraction
+            say(message.text, done)
+
+    say(f"{pool.world_size} processes", begin)
+    results = pool.call(run_rank, (job,), timeout_s=timeout_s, on_progress=heard)
+    return dict(zip(coordinates(job.program.sizes), results, strict=True))
+
+
+def _locate(pool: Pool, job: Job, report: ValidationReport, timeout_s: float) -> str:
+    """The message of a numeric failure."""
+    worst = report.worst
+    head = (
+        f"on {report.mesh} {worst.kind} {worst.name!r} differs from one device's by "
+        f"{worst.deviation:.1e} of its largest magnitude (allowed: {report.tolerance:.0e})"
+    )
+    again = replace(job, watch=True, steps=0)
+    parts = _run(pool, again, timeout_s, lambda text, fraction: None, 0.8)
+    right = run_unsharded(job.program.graph, job.values, seed=job.seed, watch=True)
+    where = first_wrong_operator(
+        job.program, {at: r.step for at, r in parts.items()}, right, report.tolerance
+    )
+    if not where:
+        where = "every operator's operands, result and gradients agree: the fault lies in how "
+        where += "gradients are summed; please report it."
+    return f"{head}\n{where}"
