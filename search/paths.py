@@ -1,17 +1,16 @@
 """Prices of many reshards at once: what :func:`autoshard.sharding.reshard.path` finds, as arrays.
 
-Where every cut is even, the cheapest steps from one layout to another depend on little: the bytes
-of the value, what happens on each axis (eleven cases), and which cuts may not stand together. All
-pairs of layouts with the same *code* share one small graph of steps, and its shortest path is found
-for all sizes together. Pairs with an uneven cut are found one by one. A test compares every entry
-of whole tables with ``path``.
+The cheapest steps from one layout to another depend on little: the bytes of the value, what happens
+on each axis (eleven cases), which cuts may not stand together, and the ``n`` of uneven cuts. All
+pairs of layouts with the same case on each axis share one small graph of steps, and its shortest
+paths are found for all sizes together. A test compares every entry of whole tables with ``path``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +36,18 @@ _KINDS = [(s, t, 0) for s in range(3) for t in range(3)] + [(_S, _S, _APART), (_
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """A step from joint state ``before`` to ``after``; ``cut`` are the axes its bytes divide by."""
+    """A step from joint state ``before`` to ``after``.
+
+    ``cut`` are the cuts that its bytes shrink by, ``padded`` those that it pads to equal parts:
+    (axis, whether it is the target's cut).
+    """
 
     before: int
     after: int
     op: str
     axes: tuple[int, ...]
-    cut: tuple[int, ...]
+    cut: tuple[tuple[int, int], ...]
+    padded: tuple[tuple[int, int], ...]
 
 
 def _step(a: int, b: int, cuts: int) -> str | None:
@@ -123,13 +127,15 @@ def _moves(axes: tuple[int, ...], clash: int) -> tuple[int, int, tuple[_Move, ..
                 if not legal(tuple(after)):
                     continue
                 counted = after if kind == "all_gather" else state
+                pads = {"all_gather": state, "reduce_scatter": after}.get(kind, ())
                 moves.append(
                     _Move(
                         place[state],
                         place[tuple(after)],
                         kind,
                         tuple(a for a, _, _ in group),
-                        tuple(a for a, (_, k) in enumerate(counted) if k == _S),
+                        tuple((a, s // 2) for a, (s, k) in enumerate(counted) if k == _S),
+                        tuple((a, pads[a][0] // 2) for a, _, _ in group) if pads else (),
                     )
                 )
     return len(states), place[goal], tuple(moves)
@@ -149,7 +155,6 @@ class Halves:
         self._rows: list[list[int]] = []
         self._built = 0
         self._bytes: dict[tuple[Shape, int, int], int] = {}
-        self._priced: dict[tuple[str, tuple[int, ...], int], tuple[Ints, Floats]] = {}
 
     def number(self, half: Layout) -> int:
         """Number of a half."""
@@ -190,30 +195,40 @@ class Halves:
             a, b = states[i], states[j]
             clash[i, j] = not disjoint(a, b)  # type: ignore[arg-type]
         self._clash = clash
-        uneven = np.zeros((axes, count), dtype=bool)
-        for axis, size in enumerate(self.mesh):
-            for i, s in enumerate(states):
-                uneven[axis, i] = isinstance(s, Cut) and s.n % size != 0
-        self._uneven = uneven[np.arange(axes)[None, :], self.states].any(axis=1)
-        self.kinds: Ints = kind[self.states]
+        odd = [
+            [s.n if isinstance(s, Cut) and s.n % size else 0 for s in states] for size in self.mesh
+        ]
+        self.uneven = sorted({0, *(n for row in odd for n in row)})
+        self._odd: Ints = np.searchsorted(self.uneven, np.array(odd, dtype=np.int64))
 
-    def codes(self, sources: Ints, targets: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """(code, whether a cut is uneven) of every pair of halves."""
+    def codes(self, sources: Ints, targets: Ints) -> Ints:
+        """Code of every pair of halves: the case on each axis, clashes, uneven sizes."""
         self._build()
-        axes = len(self.mesh)
+        axes, kinds = len(self.mesh), len(self.uneven)
         a, b = self.states[sources], self.states[targets]
         code: Ints = np.zeros((len(sources), len(targets)), dtype=np.int64)
+        variant = np.zeros_like(code)
         for axis in range(axes):
-            code = code * CODES + self._code[a[:, None, axis], b[None, :, axis]]
+            one = self._code[a[:, None, axis], b[None, :, axis]]
+            odd = self._odd[axis]
+            here, there = odd[a[:, axis]][:, None], odd[b[:, axis]][None, :]
+            if kinds > 1:  # no all_to_all between parts that are not equal
+                one = np.where((one == 9) & ((here > 0) | (there > 0)), 10, one)
+                variant = (variant * kinds + here) * kinds + there
+            code = code * CODES + one
         for i in range(axes):
             for j in range(axes):
                 bit = self._clash[a[:, None, i], b[None, :, j]] if i != j else 0
                 code = code * 2 + bit
-        odd = self._uneven[sources][:, None] | self._uneven[targets][None, :]
-        return code, odd
+        return code * self.variants + variant
+
+    @property
+    def variants(self) -> int:
+        """How many combinations of uneven sizes there are."""
+        return int(len(self.uneven) ** (2 * len(self.mesh)))
 
     def unpack(self, code: int) -> tuple[tuple[int, ...], int]:
-        """(code of each axis, clash bits) of a code."""
+        """(case of each axis, clash bits) of a code without its variant."""
         axes = len(self.mesh)
         clash = 0
         for i in reversed(range(axes)):
@@ -226,13 +241,15 @@ class Halves:
             row.append(one)
         return tuple(reversed(row)), clash
 
-    def prices(self, code: int, sizes: Ints) -> Floats:
-        """Seconds of a pair of halves with ``code``, for values of ``sizes`` bytes."""
+    def prices(self, code: int, variants: Ints, sizes: Ints) -> Floats:
+        """Seconds of pairs with ``code``: for each the uneven sizes and the bytes of the value."""
         axes, clash = self.unpack(code)
         count, goal, moves = _moves(axes, clash)
+        parts = self._parts(variants)
         best: list[Floats | None] = [None] * count
         best[0] = np.zeros(len(sizes))
-        costs = [self._move(move, sizes) for move in moves]
+        memo: dict[object, Floats] = {}
+        costs = [self._move(move, sizes, parts, memo) for move in moves]
         improved = True
         while improved:
             improved = False
@@ -252,18 +269,37 @@ class Halves:
         assert final is not None
         return final
 
-    def _move(self, move: _Move, sizes: Ints) -> Floats | None:
+    def _parts(self, variants: Ints) -> dict[tuple[int, int], Ints]:
+        """``n`` of the source's and the target's cut on each axis."""
+        kinds = len(self.uneven)
+        names = np.array(self.uneven, dtype=np.int64)
+        out: dict[tuple[int, int], Ints] = {}
+        for axis in reversed(range(len(self.mesh))):
+            for side in (1, 0):
+                variants, digit = variants // kinds, variants % kinds
+                out[axis, side] = np.where(digit > 0, names[digit], self.mesh[axis])
+        return out
+
+    def _move(
+        self,
+        move: _Move,
+        sizes: Ints,
+        parts: dict[tuple[int, int], Ints],
+        memo: dict[object, Floats],
+    ) -> Floats | None:
         """Seconds of one step; None where it sends nothing."""
         if move.op in ("slice", "mask", "embed"):
             return None
-        divisor = 1
-        for axis in move.cut:
-            divisor *= self.mesh[axis]
-        key = (move.op, move.axes, divisor)
-        found = self._priced.get(key)
-        if found is None or found[0] is not sizes:
-            found = self._priced[key] = sizes, self._seconds(move.op, move.axes, sizes // divisor)
-        return found[1]
+        key = (move.op, move.axes, move.cut, move.padded)
+        if key not in memo:
+            for axis, side in move.cut:
+                n = parts[axis, side]
+                sizes = sizes // n * -(-n // self.mesh[axis])
+            for axis, side in move.padded:
+                n = parts[axis, side]
+                sizes = sizes // n * (-(-n // self.mesh[axis]) * self.mesh[axis])
+            memo[key] = self._seconds(move.op, move.axes, sizes)
+        return memo[key]
 
     def _seconds(self, op: str, axes: tuple[int, ...], sizes: Ints) -> Floats:
         seconds = self.resharder.seconds
@@ -280,7 +316,9 @@ class Halves:
         out = np.zeros((len(sources), len(targets)), dtype=bool)
         for axis in range(len(self.mesh)):
             code = self._code[a[:, None, axis], b[None, :, axis]]
-            out |= (code == 6) | (code == 10)
+            odd = self._odd[axis]
+            uneven = (odd[a[:, axis]] > 0)[:, None] | (odd[b[:, axis]] > 0)[None, :]
+            out |= (code == 6) | (code == 10) | ((code == 9) & uneven)
         return out
 
     def deferrable(self, sources: Ints, targets: Ints) -> NDArray[np.int64]:
@@ -299,43 +337,44 @@ class Halves:
 class PairPrices:
     """Seconds of all pairs of halves that a set of edges needs, found together.
 
-    Ask with :meth:`want` for every edge, then read with :meth:`table`.
+    Ask with :meth:`want` for every edge, then :meth:`price`, then read with :meth:`table`. All
+    halves must be known before the first question.
     """
 
     def __init__(self, halves: Halves) -> None:
         self.halves = halves
-        self._wanted: list[tuple[Shape, int, Ints, Ints, Ints, NDArray[np.bool_]]] = []
-        self._codes: set[int] = set()
-        self._sizes: set[int] = set()
+        self._sizes: dict[int, int] = {}
+        self._wanted: list[tuple[Ints, Ints]] = []
 
     def want(self, shape: Shape, itemsize: int, sources: Ints, targets: Ints) -> int:
         """Ask for a table; gives its ticket."""
-        code, odd = self.halves.codes(sources, targets)
-        self._codes.update(np.unique(code).tolist())
-        self._sizes.add(_num_bytes(shape, itemsize))
-        self._wanted.append((shape, itemsize, sources, targets, code, odd))
+        number = self._sizes.setdefault(_num_bytes(shape, itemsize), len(self._sizes))
+        code = self.halves.codes(sources, targets)
+        keys, rows = np.unique(code * MAX_SIZES + number, return_inverse=True)
+        self._wanted.append((keys, rows.reshape(code.shape)))
         return len(self._wanted) - 1
 
     def price(self) -> None:
         """Find everything that was asked for."""
-        self._sorted_codes = np.array(sorted(self._codes), dtype=np.int64)
-        self._sorted_sizes = np.array(sorted(self._sizes), dtype=np.int64)
-        self._dense = np.stack(
-            [self.halves.prices(int(c), self._sorted_sizes) for c in self._sorted_codes]
-        )
+        self._keys: Ints = np.unique(np.concatenate([keys for keys, _ in self._wanted]))
+        sizes = np.array(list(self._sizes), dtype=np.int64)[self._keys % MAX_SIZES]
+        code, variant = np.divmod(self._keys // MAX_SIZES, self.halves.variants)
+        self._seconds = np.zeros(len(self._keys))
+        starts = [*np.flatnonzero(np.diff(code, prepend=-1)).tolist(), len(code)]
+        for start, stop in pairwise(starts):
+            part = slice(start, stop)
+            found = self.halves.prices(int(code[start]), variant[part], sizes[part])
+            self._seconds[part] = found
 
     def table(self, ticket: int) -> Floats:
         """Seconds from each source (rows) to each target (columns)."""
-        shape, itemsize, sources, targets, code, odd = self._wanted[ticket]
-        column = int(np.searchsorted(self._sorted_sizes, _num_bytes(shape, itemsize)))
-        out: Floats = self._dense[np.searchsorted(self._sorted_codes, code), column]
-        if odd.any():
-            out = out.copy()
-            layouts, path = self.halves.layouts, self.halves.resharder.path
-            for i, j in zip(*np.nonzero(odd), strict=True):
-                source, target = layouts[sources[i]], layouts[targets[j]]
-                out[i, j] = path(shape, itemsize, source, target)[0]
-        return out
+        keys, rows = self._wanted[ticket]
+        found: Floats = self._seconds[np.searchsorted(self._keys, keys)][rows]
+        return found
+
+
+MAX_SIZES = 1 << 14
+"""More different sizes of values than any graph has."""
 
 
 def _num_bytes(shape: Shape, itemsize: int) -> int:
