@@ -143,9 +143,9 @@ def convolution(site: Site) -> Local:
     return plain(site, groups=side[channel] // window[1])
 
 
-@local_for(*MAXIMA, *AVERAGES, *INTERPOLATIONS)
-def windowed(site: Site) -> Local:
-    """The operator itself; kernels refuse empty channels."""
+@local_for(*MAXIMA, *AVERAGES, *INTERPOLATIONS, "aten.pad", "aten.instance_norm")
+def nonempty(site: Site) -> Local:
+    """The operator itself, whose kernels refuse empty shards."""
     return zeros_if_empty(site) or plain(site)
 
 

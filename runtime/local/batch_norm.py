@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from autoshard.runtime.local.adapt import zeros_if_empty
 from autoshard.runtime.local.site import Local, Reducer, Site, local_for
 from autoshard.sharding.rules.dims import number
 
@@ -107,6 +108,8 @@ def batch_norm(site: Site) -> Local:
         return [None if i is None else tensors[i] for i in places]
 
     if not axes:
+        if (zeros := zeros_if_empty(site)) is not None:
+            return zeros
 
         def whole(*tensors: Tensor) -> Tensor:
             x, weight, bias, mean, var = five(tensors)

@@ -76,18 +76,34 @@ def call_op(
         attrs: the other arguments.
         tensors: the operands.
         result: shape of the result, for operators whose attributes do not tell it
-            (``aten.reshape``, ``aten.expand``, ``aten.rand``).
+            (``aten.reshape``, ``aten.expand``, ``aten.rand``); else None.
         device: where an operator without operands makes its result.
     """
+    shapes = tuple(tuple(t.shape) for t in tensors)
+    if result is None:
+        if not op.startswith("autoshard."):
+            return generic_call(op, roles, attrs)(*tensors)
+        result = _own_result(op, attrs, shapes)
     call = OpCall(
         op=op,
-        shapes=tuple(tuple(t.shape) for t in tensors),
+        shapes=shapes,
         roles=tuple(roles),
         attrs=attrs,
-        result=result or (),
+        result=result,
         operand_itemsizes=tuple(t.element_size() for t in tensors),
     )
     return local_call(call, ((),) * len(tensors), (), (), (), device=device)(*tensors)
+
+
+def _own_result(op: str, attrs: Mapping[str, AttrValue], shapes: tuple[Shape, ...]) -> Shape:
+    """Shape of the result of one of our own operators."""
+    name = op.removeprefix("autoshard.").removesuffix(".default")
+    if name in ("nll_sum", "count_valid"):
+        return ()
+    if name == "repeat_kv":
+        batch, heads, *rest = shapes[0]
+        return (batch, heads * cast("int", attrs["n"]), *rest)
+    return shapes[0]
 
 
 def find_operator(op: str) -> Any:
