@@ -52,9 +52,9 @@ _HOME = {
     "analyze": "autoshard.planner",
     "estimate": "autoshard.planner",
     "optimize": "autoshard.planner",
-    "profiler": "autoshard.runtime",
+    "profiler": "autoshard.runtime.watch",
     "sharding_rule": "autoshard.sharding.registry",
-    "spmd": "autoshard.runtime",
+    "spmd": "autoshard.runtime.spmd",
     "validate": "autoshard.planner",
 }
 """Module that each public name comes from."""

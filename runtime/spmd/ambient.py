@@ -1,0 +1,111 @@
+"""What a body reads from the process it runs in: random generators, defaults, filters."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+Generators = tuple[bytes, Any, Any]
+"""States of torch's CPU generator, of NumPy's global one, and of ``random``."""
+
+_OF_RANKS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ambient:
+    """The state of a process that a function may depend on.
+
+    Attributes:
+        generators: see :data:`Generators`.
+        default_dtype: of new tensors.
+        default_device: of new tensors, or None where none was set.
+        grad: whether gradients are recorded.
+        autocast: dtype of CPU autocast, or None where it is off.
+        deterministic: whether deterministic algorithms are asked for; and only with a warning.
+        filters: of warnings.
+        environment: of the process.
+        recursion: limit of Python's stack.
+    """
+
+    generators: Generators
+    default_dtype: torch.dtype
+    default_device: torch.device | None
+    grad: bool
+    autocast: torch.dtype | None
+    deterministic: tuple[bool, bool]
+    filters: tuple[Any, ...]
+    environment: dict[str, str]
+    recursion: int
+
+    @classmethod
+    def here(cls) -> Ambient:
+        """That of this process and thread."""
+        device = torch.get_default_device()
+        return cls(
+            generators=generators(),
+            default_dtype=torch.get_default_dtype(),
+            default_device=None if device.type == "cpu" else device,
+            grad=torch.is_grad_enabled(),
+            autocast=torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+            deterministic=(
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
+            filters=tuple(warnings.filters),
+            environment=dict(os.environ),
+            recursion=sys.getrecursionlimit(),
+        )
+
+    def enter(self) -> None:
+        """Make this process alike, for good: it is a rank and runs nothing else."""
+        set_generators(self.generators)
+        if torch.get_default_dtype() != self.default_dtype:
+            torch.set_default_dtype(self.default_dtype)
+        torch.set_grad_enabled(self.grad)
+        torch.set_autocast_enabled("cpu", self.autocast is not None)
+        if self.autocast is not None:
+            torch.set_autocast_dtype("cpu", self.autocast)
+        if self.deterministic[0] != torch.are_deterministic_algorithms_enabled():
+            torch.use_deterministic_algorithms(
+                self.deterministic[0], warn_only=self.deterministic[1]
+            )
+        warnings.filters[:] = self.filters  # type: ignore[index]
+        warnings._filters_mutated()  # type: ignore[attr-defined]
+        for name in os.environ.keys() - self.environment.keys() - _OF_RANKS:
+            del os.environ[name]
+        for name, value in self.environment.items():
+            if name not in _OF_RANKS and os.environ.get(name) != value:
+                os.environ[name] = value
+        sys.setrecursionlimit(self.recursion)
+
+
+def generators() -> Generators:
+    """States of this process's generators."""
+    state = bytes(torch.get_rng_state().numpy())
+    return state, np.random.get_state(), random.getstate()
+
+
+def set_generators(states: Generators) -> None:
+    """Set the generators of this process."""
+    torch_state, numpy_state, python_state = states
+    torch.set_rng_state(torch.frombuffer(bytearray(torch_state), dtype=torch.uint8))
+    np.random.set_state(numpy_state)
+    random.setstate(python_state)
+
+
+def changed_generators(before: Generators) -> Generators | None:
+    """The states now, or None if they are those of ``before``."""
+    now = generators()
+    same = (
+        now[0] == before[0]
+        and now[2] == before[2]
+        and all(np.array_equal(a, b) for a, b in zip(now[1], before[1], strict=True))
+    )
+    return None if same else now

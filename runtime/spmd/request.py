@@ -1,0 +1,465 @@
+"""One call of an @spmd function on one rank: what goes there, what is done, what comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from autoshard.runtime.comm import Communicator
+from autoshard.runtime.eager.body import (
+    BodyResult,
+    EagerOptions,
+    Objects,
+    Piece,
+    objects_of,
+    run_body,
+)
+from autoshard.runtime.processes import World
+from autoshard.runtime.shards import take_shard
+from autoshard.runtime.spmd.ambient import Ambient, Generators, changed_generators
+from autoshard.runtime.spmd.specs import OutLayouts
+from autoshard.runtime.watch.records import RankTrace
+from autoshard.sharding.layout import Layout, R, Shape, forward_half
+from autoshard.sharding.mesh import DeviceMesh
+
+Tensors = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that a rank needs.
+
+    Attributes:
+        function: called with ``args`` and ``kwargs``.
+        args: whole.
+        kwargs: whole.
+        objects: modules, optimizers and schedulers that ``function`` refers to besides.
+        tensors: tensors and arrays that it refers to besides, with their names.
+        gradients: tensors with the gradients that they have already.
+        mesh: the mesh.
+        in_layouts: see :func:`run_body`.
+        out_layout: see :func:`run_body`.
+        parameter_layouts: see :func:`run_body`.
+        options: see :func:`run_body`.
+        ambient: state of the caller; None where this process is the caller.
+        watch: whether to time, and to tell.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    objects: tuple[Any, ...]
+    tensors: tuple[tuple[str, Any], ...]
+    gradients: Tensors
+    mesh: DeviceMesh
+    in_layouts: Sequence[Layout | None]
+    out_layout: OutLayouts | None
+    parameter_layouts: Sequence[Mapping[str, Layout]]
+    options: EagerOptions
+    ambient: Ambient | None
+    watch: bool
+
+    @property
+    def bundle(self) -> tuple[Any, ...]:
+        """The arguments of :class:`Invocation`, which :func:`objects_of` walks."""
+        return self.args, dict(self.kwargs), self.objects
+
+
+class Invocation:
+    """A function of (args, kwargs, what else it refers to)."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        with contextlib.suppress(AttributeError):
+            functools.update_wrapper(self, function)
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], objects: tuple[Any, ...]
+    ) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands where piece ``number`` belongs."""
+
+    number: int
+    layout: Layout
+    shape: Shape
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Stands for a module, an optimizer or a tensor of the caller's."""
+
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """Stands for a piece that is as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a call did, with :class:`Slot` in the place of every tensor.
+
+    Attributes:
+        output: the function's result.
+        modules: parameters, buffers, gradients and training flags of each module.
+        optimizers: groups and states of each optimizer.
+        tensors: by place among the tensors of the arguments.
+        tensor_gradients: by place among the tensors of the arguments.
+        captured: by place among the tensors that the function refers to.
+        schedulers: ``state_dict()`` of each scheduler.
+        generators: states of the random generators, or None if they are as before.
+    """
+
+    output: Any
+    modules: Sequence[tuple[dict[str, Slot], dict[str, Slot], dict[str, Slot], dict[str, bool]]]
+    optimizers: Sequence[tuple[Sequence[Mapping[str, Any]], Mapping[int, Mapping[str, Any]]]]
+    tensors: Mapping[int, Slot]
+    tensor_gradients: Mapping[int, Slot]
+    captured: Mapping[int, Slot]
+    schedulers: Sequence[Mapping[str, Any]]
+    generators: Generators | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What one rank sends back.
+
+    Attributes:
+        changes: rank 0's; it is the same on all.
+        pieces: by number, those that this rank owns: the shard, or :class:`Unchanged`.
+        trace: what was seen, if somebody watches.
+    """
+
+    changes: Changes | None
+    pieces: dict[int, torch.Tensor | Unchanged]
+    trace: RankTrace | None = None
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """Takes the pieces out of a result, each at its number."""
+
+    found: list[Piece] = field(default_factory=list)
+    before: dict[int, Any] = field(default_factory=dict)
+
+    def slot(self, piece: Piece, before: Any = None) -> Slot:
+        number = len(self.found)
+        self.found.append(piece)
+        if before is not None:
+            self.before[number] = before
+        return Slot(number, forward_half(piece.layout), tuple(piece.shape), piece.kind)
+
+    def replace(self, value: Any, same: Callable[[Any], Any] = lambda value: value) -> Any:
+        """``value`` with slots for pieces, and what ``same`` says for other leaves."""
+        if isinstance(value, Piece):
+            return self.slot(value)
+        if isinstance(value, Mapping) and type(value) is not dict:
+            rebuilt = {k: self.replace(v, same) for k, v in value.items()}
+            try:
+                return type(value)(rebuilt)  # type: ignore[call-arg]
+            except TypeError:
+                return rebuilt
+        if isinstance(value, dict):
+            return {k: self.replace(v, same) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            row = [self.replace(item, same) for item in value]
+            if hasattr(value, "_fields"):
+                return type(value)(*row)
+            return type(value)(row) if type(value) in (list, tuple) else tuple(row)
+        if is_dataclass(value) and not isinstance(value, type):
+            copy = object.__new__(type(value))
+            for f in fields(value):
+                if hasattr(value, f.name):
+                    object.__setattr__(copy, f.name, self.replace(getattr(value, f.name), same))
+            return copy
+        return same(value)
+
+
+_is_running = False
+
+
+def is_running() -> bool:
+    """Whether a body runs in this process."""
+    return _is_running
+
+
+_communicators: dict[tuple[Shape, tuple[str, ...], bool], tuple[object, Communicator]] = {}
+
+
+def communicator(mesh: DeviceMesh, timeout_s: float, *, timed: bool) -> Communicator:
+    """The communicator of a mesh; its groups are made once in the life of the process."""
+    key = mesh.shape, mesh.axis_names, timed
+    world = dist.group.WORLD
+    found = _communicators.get(key)
+    if found is None or found[0] is not world:
+        make = Communicator
+        if timed:
+            from autoshard.runtime.watch.recording import TimedCommunicator
+
+            make = TimedCommunicator
+        found = _communicators[key] = world, make(mesh.shape, mesh.axis_names, timeout_s=timeout_s)
+    return found[1]
+
+
+def execute(world: World, request: Request) -> Reply:
+    """Run a request on a rank of the pool, and send back what this rank owns."""
+    assert request.ambient is not None
+    request.ambient.enter()
+    for tensor, gradient in request.gradients:
+        tensor.grad = gradient
+    for value in request.objects:
+        optimizer = getattr(value, "optimizer", None)
+        if isinstance(optimizer, Optimizer):
+            _let_scheduler_see(optimizer)
+    comm = communicator(request.mesh, world.timeout_s, timed=request.watch)
+    with _quiet(world.rank):
+        result, trace, captured = perform(request, comm)
+    pieces, changes = collect(request, result, captured)
+    mine: dict[int, torch.Tensor | Unchanged] = {}
+    for number, piece in enumerate(pieces.found):
+        layout = forward_half(piece.layout)
+        if any(s is R and comm.coordinate[axis] for axis, s in enumerate(layout)):
+            continue
+        before = pieces.before.get(number)
+        if before is not None and _is_same(piece, before, comm):
+            mine[number] = Unchanged()
+        else:
+            mine[number] = piece.local.detach()
+    return Reply(changes=changes if world.rank == 0 else None, pieces=mine, trace=trace)
+
+
+def perform(
+    request: Request, comm: Communicator
+) -> tuple[BodyResult, RankTrace | None, dict[int, torch.Tensor]]:
+    """Run the body here; also which of the tensors it refers to it wrote into."""
+    global _is_running
+    versions = [_version(value) for _, value in request.tensors]
+
+    def run(recorder: Any) -> BodyResult:
+        if request.out_layout is not None:
+            request.out_layout.asked = 0
+        return run_body(
+            Invocation(request.function),
+            request.bundle,
+            {},
+            mesh=request.mesh,
+            in_layouts=request.in_layouts,
+            out_layout=request.out_layout,
+            parameter_layouts=request.parameter_layouts,
+            comm=comm,
+            recorder=recorder,
+            options=request.options,
+        )
+
+    _is_running = True
+    try:
+        if request.watch:
+            result, trace = _watched(run, comm)
+        else:
+            result, trace = run(None), None
+    finally:
+        _is_running = False
+    captured = {
+        number: torch.as_tensor(value)
+        for number, (_, value) in enumerate(request.tensors)
+        if _version(value) != versions[number]
+    }
+    return result, trace, captured
+
+
+def collect(
+    request: Request, result: BodyResult, captured: Mapping[int, torch.Tensor]
+) -> tuple[_Pieces, Changes]:
+    """The pieces of a result, and the rest with slots in their places."""
+    objects = objects_of(request.bundle, {})
+    pieces = _Pieces()
+    known: dict[int, Same] = {}
+    for kind in ("modules", "optimizers", "tensors"):
+        for number, value in enumerate(getattr(objects, kind)):
+            known[id(value)] = Same(kind, number)
+
+    def same(value: Any) -> Any:
+        return known.get(id(value), value)
+
+    output = pieces.replace(result.output, same)
+    modules = []
+    for module, state in zip(objects.modules, result.modules, strict=True):
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+        modules.append(
+            (
+                {n: pieces.slot(p, parameters.get(n)) for n, p in state.parameters.items()},
+                {n: pieces.slot(p, buffers.get(n)) for n, p in state.buffers.items()},
+                {n: pieces.slot(p) for n, p in state.gradients.items()},
+                dict(state.training),
+            )
+        )
+    optimizers = [
+        (pieces.replace(list(state.groups)), pieces.replace(dict(state.state)))
+        for state in result.optimizers
+    ]
+    changes = Changes(
+        output=output,
+        modules=modules,
+        optimizers=optimizers,
+        tensors={n: pieces.slot(p) for n, p in result.tensors.items()},
+        tensor_gradients={n: pieces.slot(p) for n, p in result.gradients.items()},
+        captured={
+            n: pieces.slot(
+                Piece(
+                    local=value.detach(),
+                    layout=(R,) * len(request.mesh.shape),
+                    shape=tuple(value.shape),
+                )
+            )
+            for n, value in captured.items()
+        },
+        schedulers=[v.state_dict() for v in schedulers_of(request.objects)],
+        generators=(
+            None if request.ambient is None else changed_generators(request.ambient.generators)
+        ),
+    )
+    return pieces, changes
+
+
+def schedulers_of(objects: Sequence[Any]) -> list[Any]:
+    """Schedulers among what a function refers to, or was given."""
+    return [v for v in objects if not isinstance(v, nn.Module | Optimizer)]
+
+
+def _is_same(piece: Piece, before: torch.Tensor, comm: Communicator) -> bool:
+    """Whether a shard is that of the whole value before the call."""
+    if tuple(before.shape) != tuple(piece.shape) or before.dtype != piece.local.dtype:
+        return False
+    with torch.no_grad():
+        layout = forward_half(piece.layout)
+        if any(s is not R for s in layout):
+            before = take_shard(before.detach(), layout, comm.mesh, comm.coordinate)
+        return torch.equal(before, piece.local)
+
+
+def _version(value: Any) -> object:
+    """Something that changes when a tensor, or an array, is written into."""
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else value._version
+    import zlib
+
+    return zlib.crc32(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
+
+
+def _let_scheduler_see(optimizer: Optimizer) -> None:
+    """Have ``step()`` leave the mark that torch's schedulers look for; pickling drops it."""
+    step = optimizer.step
+    if hasattr(step, "_wrapped_by_lr_sched"):
+        return
+
+    @functools.wraps(step)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        return step(*args, **kwargs)
+
+    marked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = marked  # type: ignore[method-assign]
+
+
+@contextmanager
+def _quiet(rank: int) -> Iterator[None]:
+    """A program prints once, and warns once: on rank 0."""
+    if rank == 0:
+        yield
+        return
+    with (
+        warnings.catch_warnings(),
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+    ):
+        # What is to be an error stays one, on every rank.
+        warnings.filters[:] = [  # type: ignore[index]
+            f if f[0] == "error" else ("ignore", *f[1:]) for f in warnings.filters
+        ]
+        yield
+
+
+# ---- watching ---------------------------------------------------------------------------------
+
+
+def _watched(run: Callable[[Any], BodyResult], comm: Communicator) -> tuple[BodyResult, RankTrace]:
+    from autoshard.runtime.watch.recording import (
+        MemoryWatch,
+        TimedRecorder,
+        clock_offset_s,
+        named_spans,
+    )
+
+    recorder = TimedRecorder()
+    memory = MemoryWatch(comm.device)
+    start = time.perf_counter()
+    with named_spans(recorder):
+        result = run(recorder)
+    end = time.perf_counter()
+    categories = _memory(result, recorder.gradient_bytes)
+    peak = memory.peak_bytes()
+    if peak is not None:
+        categories["peak"] = peak
+    comm.recorder = None
+    trace = recorder.trace(
+        rank=comm.rank,
+        coordinate=comm.coordinate,
+        start_s=start,
+        end_s=end,
+        offset_s=clock_offset_s(),
+        memory_bytes=categories,
+    )
+    return result, trace
+
+
+def _memory(result: BodyResult, gradient_bytes: int) -> dict[str, int]:
+    """Bytes of this rank's shards by category; a category without any is left out."""
+
+    def held(pieces: Mapping[str, Any]) -> int:
+        return sum(p.local.nbytes for p in pieces.values() if isinstance(p, Piece))
+
+    sums = {
+        "parameters": sum(held(m.parameters) + held(m.buffers) for m in result.modules),
+        "gradients": max(gradient_bytes, sum(held(m.gradients) for m in result.modules)),
+        "optimizer state": sum(held(s) for o in result.optimizers for s in o.state.values()),
+    }
+    return {kind: num_bytes for kind, num_bytes in sums.items() if num_bytes}
+
+
+__all__ = [
+    "Changes",
+    "Objects",
+    "Reply",
+    "Request",
+    "Same",
+    "Slot",
+    "Unchanged",
+    "collect",
+    "communicator",
+    "execute",
+    "is_running",
+    "perform",
+    "schedulers_of",
+]
