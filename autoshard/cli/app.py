@@ -49,7 +49,7 @@ class Optimizer(StrEnum):
     adamw = "adamw"
     adam = "adam"
     sgd = "sgd"
-    none = "none"
+    sgd_momentum = "sgd-momentum"
 
 
 MODELS = "preset (llama-3-8b), a Hugging Face config.json, package.module:factory, or a graph.json."

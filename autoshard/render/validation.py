@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rich.console import RenderableType
@@ -19,84 +18,96 @@ def validation_table(report: object) -> RenderableType:
     return table(validation_sections(report))
 
 
-def validation_sections(report: object) -> list[Section]:
+def validation_sections(report: Any) -> list[Section]:
     """A validation's report as titled tables.
 
     Args:
-        report: an object or a mapping with any of ``ok`` (bool), ``plan``, ``numbers`` ((name,
-            kind, error), ...), ``tolerance``, ``collectives`` (``predicted`` and ``issued`` counts,
-            ``differences`` texts; object, mapping or triple), ``step_time`` and ``memory``
-            ((predicted, measured); either may be None), ``warnings``.
+        report: an ``autoshard.validation.ValidationReport`` or ``DryRunReport``.
     """
-    ok = bool(_get(report, "ok"))
-    label = getattr(_get(report, "plan"), "label", None)
-    what = f" of {label}" if label else ""
-    out = [
-        Section(
-            title=f"Validation{what}: {'passed' if ok else 'failed'}",
-            tone="good" if ok else "bad",
-        )
+    ok = bool(report.passed)
+    said = "passed" if ok else "failed"
+    tone = "good" if ok else "bad"
+    if not hasattr(report, "checks"):
+        at = ", ".join(map(str, report.coordinate))
+        title = f"Dry run of device ({at}) of {report.devices:,}: {said}"
+        traced = f"{report.nodes:,} operators and leaves traced in {seconds_text(report.seconds)}"
+        return [
+            Section(title=title, lines=(traced,), tone=tone),
+            _collectives(report.collectives),
+        ]
+    head = f"Validation on {report.devices} processes, mesh {report.mesh}: {said}"
+    return [
+        Section(title=head, lines=(f"in {seconds_text(report.seconds)}",), tone=tone),
+        *_numbers(report),
+        _collectives(report.collectives),
+        *_capture(report.capture),
+        *_costs(
+            (report.predicted_step_seconds, report.step_seconds),
+            (report.predicted_peak_bytes, report.peak_bytes),
+            report.memory_method,
+        ),
     ]
-    out += _numbers(_get(report, "numbers"), _get(report, "tolerance"))
-    out += _collectives(_get(report, "collectives"))
-    out += _costs(_get(report, "step_time"), _get(report, "memory"))
-    warnings = _get(report, "warnings")
-    if warnings:
-        out.append(Section(title="Warnings", lines=bullets(warnings), tone="warn"))
-    return out
 
 
-def _get(source: Any, name: str) -> Any:
-    return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
-
-
-def _numbers(numbers: Any, tolerance: Any) -> list[Section]:
-    if numbers is None:
-        return []
-    rows = sorted(((str(n), str(k), float(e)) for n, k, e in numbers), key=_badness, reverse=True)
+def _numbers(report: Any) -> list[Section]:
+    rows = sorted(report.checks, key=_badness, reverse=True)
     if not rows:
         return []
     counts: dict[str, int] = {}
-    for _, kind, _ in rows:
-        counts[kind] = counts.get(kind, 0) + 1
+    for check in rows:
+        counts[check.kind] = counts.get(check.kind, 0) + 1
     summary = ", ".join(f"{count} x {kind}" for kind, count in counts.items())
-    limit = f"; allowed {tolerance:.1e}" if isinstance(tolerance, float) else ""
+    worst = f"largest difference {rows[0].deviation:.1e}; allowed {report.tolerance:.1e}"
     left = len(rows) - MOST_NUMBERS
     return [
         Section(
-            title="Numbers, compared with one device",
-            lines=(f"{summary}: largest difference {rows[0][2]:.1e}{limit}",),
+            title=f"Numbers in {report.dtype}, compared with one device",
+            lines=(f"{summary}: {worst}",),
             columns=("", "", ">difference"),
-            rows=tuple((name, kind, f"{error:.1e}") for name, kind, error in rows[:MOST_NUMBERS]),
+            rows=tuple((c.name, c.kind, f"{c.deviation:.1e}") for c in rows[:MOST_NUMBERS]),
             notes=(f"and {left} more, none larger",) if left > 0 else (),
         )
     ]
 
 
-def _badness(row: tuple[str, str, float]) -> float:
-    return row[2] if row[2] == row[2] else float("inf")
+def _badness(check: Any) -> float:
+    off = float(check.deviation)
+    return off if off == off else float("inf")
 
 
-def _collectives(found: Any) -> list[Section]:
-    if found is None:
-        return []
-    if isinstance(found, tuple | list):
-        predicted, issued, differences = found
+def _collectives(found: Any) -> Section:
+    lines = [f"predicted {found.predicted:,}, issued {found.issued:,}"]
+    if found.differences:
+        lines += bullets((f"{found.differences} differences; the first: {found.first}",))
     else:
-        predicted = _get(found, "predicted")
-        issued = _get(found, "issued")
-        differences = _get(found, "differences")
-    differences = [str(d) for d in differences or ()]
-    lines = [f"predicted {predicted}, issued {issued}"]
-    lines += list(bullets(differences)) or ["equal, item by item"]
-    return [Section(title="Collectives", lines=tuple(lines), tone="bad" if differences else "")]
+        lines.append("equal, item by item (operation, axes, bytes), on every device checked")
+    return Section(
+        title="Collectives of one step",
+        lines=tuple(lines),
+        tone="bad" if found.differences else "",
+    )
 
 
-def _costs(step_time: Any, memory: Any) -> list[Section]:
+def _capture(found: Any) -> list[Section]:
+    if found.skipped:
+        text = f"not compared: {found.skipped}"
+    elif found.worst is None:
+        return []
+    else:
+        agrees = "agree" if found.agrees else "DIFFER"
+        text = (
+            f"in {found.dtype} they {agrees}: at most {found.worst.deviation:.1e} "
+            f"({found.worst.kind} {found.worst.name}; rounding allows {found.tolerance:.0e})"
+        )
+    tone = "warn" if not found.skipped and not found.agrees else ""
+    return [Section(title="The module itself beside its graph", lines=(text,), tone=tone)]
+
+
+def _costs(step_time: Any, memory: Any, method: str) -> list[Section]:
     rows = []
     for name, pair, text in (
-        ("step time", step_time, seconds_text),
-        ("peak memory", memory, bytes_text),
+        ("step time, forward and backward", step_time, seconds_text),
+        ("peak memory, without optimizer state", memory, bytes_text),
     ):
         if pair is None:
             continue
@@ -119,5 +130,6 @@ def _costs(step_time: Any, memory: Any) -> list[Section]:
             title="Predicted and measured",
             columns=("", ">predicted", ">measured", ">difference"),
             rows=tuple(rows),
+            notes=(f"memory measured: {method}",),
         )
     ]

@@ -1,0 +1,347 @@
+"""``optimize`` and ``estimate``: analyze, search, and write down the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from autoshard.cluster import Cluster
+from autoshard.errors import InputError, RequestError, UnknownNameError
+from autoshard.graph import ModelGraph
+from autoshard.plan import Alternative, MeshDocument, ModelDocument, TensorDocument
+from autoshard.planner.capture import capture, source_of
+from autoshard.planner.document import boundaries, label, tensor_document
+from autoshard.planner.plan import Plan
+from autoshard.planner.progress import Progress, reporter
+from autoshard.planner.request import (
+    check_sizes,
+    check_strategy,
+    resolve_cluster,
+    resolve_dtype,
+    resolve_mesh,
+)
+from autoshard.search.memory import optimizer_of
+from autoshard.sharding.layout import State
+from autoshard.sharding.spec import ShardingSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autoshard.analyzer import Captured
+    from autoshard.search import Solution
+
+Validate = Literal["none", "dry-run", "run"]
+
+
+def optimize(
+    model: nn.Module | str | Path | Mapping[str, Any],
+    example_inputs: object | None = None,
+    *,
+    cluster: Cluster | str | Mapping[str, Any] | None = None,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    strategy: str = "auto",
+    mesh: str | Mapping[str, int] | None = None,
+    constraints: Mapping[str, ShardingSpec] | None = None,
+    memory_limit_bytes: int | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    storage: str | None = None,
+    validate: Validate = "none",
+    progress: bool | Callable[[str], None] | None = True,
+) -> Plan:
+    """Find the fastest way to shard a model over a cluster.
+
+    Args:
+        model: any ``nn.Module`` (it is not changed, its weights are not copied), a preset, a
+            Hugging Face ``config.json``, ``package.module:factory`` or a ``graph.json``.
+        example_inputs: a tensor, a tuple or a dict of one *global* batch; None: from the model.
+        cluster: preset, file, document or :class:`~autoshard.cluster.Cluster`; None: this machine.
+        devices: how many devices; None: the preset's own number.
+        global_batch: samples of one optimizer step over all devices.
+        seq_len: tokens of a sample.
+        dtype: floating dtype to train in; None: the model's own.
+        optimizer: ``adamw``, ``adam``, ``sgd`` or ``sgd-momentum``: what its state needs.
+        strategy: ``auto``, or one of ``data``, ``fsdp``, ``tensor``, ``hybrid`` to force it.
+        mesh: axis sizes to force (``{"data": 4, "model": 2}``); None: all factorizations.
+        constraints: parameter name -> ShardingSpec that it must be stored in.
+        memory_limit_bytes: of one device; None: what the cluster says.
+        trials: most configurations that are priced; None: all, or 100 where there are many.
+        seed: same seed, same plan.
+        storage: URL of an Optuna storage that keeps the trials.
+        validate: ``dry-run`` or ``run`` to check the plan before it is returned.
+        progress: True: lines on stderr where it is a terminal; or called with each line.
+
+    Raises:
+        RequestError: the request is wrong; says where and what would be right.
+        InfeasibleError: nothing fits; names what binds and what would fit.
+        ValidationError: the plan did not do what it said.
+    """
+    if validate not in ("none", "dry-run", "run"):
+        raise RequestError(f"validate must be 'none', 'dry-run' or 'run', found {validate!r}")
+    say = reporter(progress)
+    request = _Request.read(
+        cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, trials, say
+    )
+    captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
+    from autoshard.search import search
+
+    def regraph(batch: int) -> ModelGraph:
+        return capture(
+            model, batch=batch, seq_len=seq_len, dtype=resolve_dtype(dtype), devices=devices
+        ).graph
+
+    say(f"searching strategies of {len(captured.graph.nodes)} operators")
+    result = search(
+        captured.graph,
+        request.cluster,
+        optimizer=optimizer,
+        strategy=strategy,  # type: ignore[arg-type]  # checked by the request
+        mesh=request.forced,
+        memory_limit=memory_limit_bytes,
+        pins=_pins(constraints, captured.graph),
+        trials=trials,
+        seed=seed,
+        storage=storage,
+        progress=lambda done, total, what: say(f"priced {done}/{total}: {what}"),
+        regraph=regraph if example_inputs is None else None,
+    )
+    plan = _plan(
+        result.best,
+        captured,
+        request,
+        seed=seed,
+        source=source_of(model),
+        seq_len=seq_len,
+        alternatives=result.alternatives,
+        lower_bound_s=result.lower_bound_s,
+    )
+    if validate != "none":
+        plan.validate(dry_run=validate == "dry-run", progress=say)
+    return plan
+
+
+def estimate(
+    model: nn.Module | str | Path | Mapping[str, Any],
+    example_inputs: object | None = None,
+    *,
+    mesh: str | Mapping[str, int],
+    cluster: Cluster | str | Mapping[str, Any] | None = None,
+    devices: int | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    dtype: str | None = None,
+    optimizer: str = "adamw",
+    strategy: str = "auto",
+    memory_limit_bytes: int | None = None,
+    seed: int = 0,
+    progress: bool | Callable[[str], None] | None = True,
+) -> Plan:
+    """What a model costs on one given mesh; arguments as :func:`optimize`.
+
+    The plan is returned even where it does not fit: see ``plan.memory.fits``.
+    """
+    say = reporter(progress)
+    request = _Request.read(
+        cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, None, say
+    )
+    captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
+    from autoshard.search import Configuration, solve
+
+    say(f"pricing {len(captured.graph.nodes)} operators")
+    assert request.mesh is not None
+    names, sizes = request.mesh.axis_names, request.mesh.sizes
+    uses = Configuration(strategy, names, sizes).uses  # type: ignore[arg-type]  # checked
+    limit = request.cluster.device.memory_bytes
+    solution = solve(
+        captured.graph,
+        request.cluster,
+        sizes,
+        names,
+        uses,
+        optimizer=optimizer,
+        memory_limit=limit if memory_limit_bytes is None else memory_limit_bytes,
+    )
+    return _plan(
+        solution,
+        captured,
+        request,
+        seed=seed,
+        source=source_of(model),
+        seq_len=seq_len,
+        alternatives=(),
+        lower_bound_s=solution.lower_bound_s,
+    )
+
+
+class _Request:
+    """What was asked for, checked before anything long is begun."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        mesh: MeshDocument | None,
+        optimizer: str,
+        strategy: str,
+        assumptions: tuple[str, ...],
+        say: Progress,
+    ) -> None:
+        self.cluster, self.mesh = cluster, mesh
+        self.optimizer, self.strategy = optimizer, strategy
+        self.assumptions, self.say = assumptions, say
+
+    @classmethod
+    def read(
+        cls,
+        cluster: Cluster | str | Mapping[str, Any] | None,
+        devices: int | None,
+        optimizer: str,
+        strategy: str,
+        mesh: str | Mapping[str, int] | None,
+        memory_limit_bytes: int | None,
+        trials: int | None,
+        say: Progress,
+    ) -> _Request:
+        check_strategy(strategy)
+        optimizer_of(optimizer)
+        check_sizes(memory_limit_bytes=memory_limit_bytes, trials=trials)
+        found, note = resolve_cluster(cluster, devices)
+        return cls(
+            found,
+            resolve_mesh(mesh, found.devices),
+            optimizer,
+            strategy,
+            () if note is None else (note,),
+            say,
+        )
+
+    @property
+    def forced(self) -> dict[str, int] | None:
+        if self.mesh is None:
+            return None
+        return dict(zip(self.mesh.axis_names, self.mesh.sizes, strict=True))
+
+    def capture(
+        self,
+        model: nn.Module | str | Path | Mapping[str, Any],
+        example_inputs: object | None,
+        global_batch: int | None,
+        seq_len: int | None,
+        dtype: str | None,
+    ) -> Captured:
+        check_sizes(global_batch=global_batch, seq_len=seq_len)
+        if example_inputs is not None and (global_batch is not None or seq_len is not None):
+            raise InputError(
+                "example_inputs fix the global batch and the length; leave out global_batch and "
+                "seq_len, or example_inputs"
+            )
+        name = model if isinstance(model, str | Path) else type(model).__name__
+        self.say(f"capturing {name}")
+        return capture(
+            model,
+            example_inputs,
+            batch=global_batch,
+            seq_len=seq_len,
+            dtype=resolve_dtype(dtype),
+            devices=self.cluster.devices,
+            progress=self.say,
+        )
+
+
+def _pins(
+    constraints: Mapping[str, ShardingSpec] | None, graph: ModelGraph
+) -> dict[str, dict[str, State]] | None:
+    """State of each constrained parameter on the axes that its spec names.
+
+    Raises:
+        UnknownNameError: no such parameter.
+        SpecError: a spec that does not fit it.
+    """
+    if not constraints:
+        return None
+    out: dict[str, dict[str, State]] = {}
+    for name, spec in constraints.items():
+        fqn = graph.aliases.get(name, name)
+        if fqn not in graph.parameters:
+            raise UnknownNameError("parameter", name, graph.parameters)
+        shape = graph.parameters[fqn].shape
+        spec.validate(shape, name=name)
+        layout = spec.layout(shape)
+        out[fqn] = dict(zip(spec.mesh.axis_names, layout, strict=True))
+    return out
+
+
+def _plan(
+    solution: Solution,
+    captured: Captured,
+    request: _Request,
+    *,
+    seed: int,
+    source: str | None,
+    seq_len: int | None,
+    alternatives: Sequence[Alternative],
+    lower_bound_s: float,
+) -> Plan:
+    graph, program = captured.graph, solution.program
+    mesh = MeshDocument(axis_names=solution.axis_names, sizes=solution.sizes)
+
+    def documents(names: Mapping[str, str]) -> dict[str, TensorDocument]:
+        return {key: tensor_document(program, name) for key, name in names.items()}
+
+    warnings = [*graph.warnings]
+    for family in program.rules.without:
+        warnings.append(
+            f"operator {family} has no sharding rule: its operands are gathered and it is computed "
+            f"on every device; give it one with autoshard.sharding_rule({family!r}, ...)"
+        )
+    plan = Plan(
+        model=ModelDocument(
+            name=graph.name,
+            fingerprint=graph.fingerprint,
+            parameter_count=graph.parameter_count,
+            source=source,
+        ),
+        cluster=request.cluster.to_json(),
+        mesh=mesh,
+        label=label(program, mesh),
+        strategy=request.strategy,
+        global_batch=graph.batch,
+        seq_len=seq_len,
+        dtype=_dtype(graph),
+        optimizer=request.optimizer,
+        seed=seed,
+        parameters=documents({f: n.name for f, n in graph.parameters.items()}),
+        inputs=documents({p: n.name for p, n in graph.inputs.items()}),
+        outputs=documents(dict(graph.outputs)),
+        activations=documents({n: n for n in boundaries(graph)}),
+        choices={
+            n.name: tuple(str(c) for c in solution.strategies[n.name].choices)
+            for n in graph.nodes
+            if n.op != "constant"
+        },
+        regather=tuple(sorted(solution.regather)),
+        bucket_bytes=program.bucket_bytes,
+        step_time=solution.step_time,
+        memory=solution.memory,
+        collectives=solution.collectives,
+        alternatives=tuple(alternatives),
+        lower_bound_s=lower_bound_s,
+        warnings=tuple(warnings),
+        assumptions=(*request.assumptions, *graph.assumptions),
+    )
+    return plan.attach(captured)
+
+
+def _dtype(graph: ModelGraph) -> str:
+    """The dtype of most parameter elements."""
+    counts: dict[str, int] = {}
+    for node in graph.parameters.values():
+        counts[node.dtype] = counts.get(node.dtype, 0) + node.num_bytes // node.itemsize
+    with suppress(ValueError):
+        return max(counts, key=lambda d: counts[d])
+    return "float32"

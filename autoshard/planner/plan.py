@@ -1,0 +1,136 @@
+"""The plan as people hold it: the document, and what one can do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PrivateAttr
+
+from autoshard.errors import RequestError
+from autoshard.plan import PlanDocument
+from autoshard.planner.progress import reporter
+from autoshard.render import plan_html, plan_table, render_text
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autoshard.analyzer import Captured
+    from autoshard.program import Program
+    from autoshard.runtime.lower import LoweredModule
+    from autoshard.validation import DryRunReport, ValidationReport
+
+
+class Plan(PlanDocument):
+    """A plan for one model on one cluster; see :class:`autoshard.plan.PlanDocument`.
+
+    A plan that :func:`autoshard.optimize` returned remembers the model it was made for; one that
+    was loaded from a file needs it again.
+    """
+
+    _captured: Captured | None = PrivateAttr(default=None)
+
+    def explain(self) -> str:
+        """The plan, what it costs, and what else was tried and why it lost, as text."""
+        return render_text(plan_table(self))
+
+    def __rich__(self) -> Any:
+        """The plan as a table, for ``rich.print``."""
+        return plan_table(self)
+
+    def _repr_html_(self) -> str:
+        """The plan for a notebook."""
+        return plan_html(self)
+
+    def attach(self, captured: Captured) -> Plan:
+        """Remember the captured model, so that ``validate`` and ``lower`` need none."""
+        self._captured = captured
+        return self
+
+    def captured(
+        self, model: nn.Module | str | None = None, example_inputs: object | None = None
+    ) -> Captured:
+        """The captured model that the plan is for.
+
+        Raises:
+            RequestError: no model is at hand, or it is another than the plan's.
+        """
+        if model is None and self._captured is not None:
+            return self._captured
+        source = model if model is not None else self.model.source
+        if source is None:
+            raise RequestError(
+                f"the plan was made for {self.model.name}, which it cannot build by itself; "
+                "pass the model"
+            )
+        from autoshard.planner.capture import capture
+
+        found = capture(
+            source,
+            example_inputs,
+            batch=self.global_batch if example_inputs is None else None,
+            seq_len=self.seq_len if example_inputs is None else None,
+            dtype=self.dtype,
+        )
+        if found.graph.fingerprint != self.model.fingerprint:
+            raise RequestError(
+                f"this is not the model that the plan was made for: {found.graph.name} "
+                f"({found.graph.fingerprint}) instead of {self.model.name} "
+                f"({self.model.fingerprint}); sizes, batch, sequence and dtype must be equal"
+            )
+        return found
+
+    def program(self, model: nn.Module | str | None = None) -> Program:
+        """What each device executes, with the predicted collectives in order."""
+        from autoshard.assemble import program_of
+
+        return program_of(self.captured(model).graph, self)
+
+    def validate(  # type: ignore[override]  # pydantic has a deprecated method of that name
+        self,
+        model: nn.Module | str | None = None,
+        *,
+        dry_run: bool = False,
+        dtype: str = "float64",
+        seed: int = 0,
+        steps: int = 3,
+        timeout_s: float = 120.0,
+        progress: bool | Callable[[str], None] | None = True,
+    ) -> ValidationReport | DryRunReport:
+        """Run the plan on real processes and compare it with one device and with itself.
+
+        Args:
+            model: the model, where the plan does not remember it.
+            dry_run: trace one rank under a fake process group instead; collectives alone.
+            dtype: floating dtype of the comparison of numbers.
+            seed: of parameters and inputs.
+            steps: steps whose time is measured; 0 for none.
+            timeout_s: longest silence of a process.
+            progress: told what is being done.
+
+        Raises:
+            ValidationError: numbers or collectives differ; names the operator.
+            RankError: a process failed.
+        """
+        from autoshard.planner.validate import validate_plan
+
+        return validate_plan(
+            self,
+            self.captured(model),
+            dry=dry_run,
+            dtype=dtype,
+            seed=seed,
+            steps=steps,
+            timeout_s=timeout_s,
+            progress=reporter(progress),
+        )
+
+    def lower(self, model: nn.Module | str | None = None, *, seed: int = 0) -> LoweredModule:
+        """This process's part of the model, to be called on every rank of a process group.
+
+        Under ``torchrun`` with as many processes as the plan has devices. The result's parameters
+        are this rank's shards; its ``forward`` takes this rank's shards of the inputs.
+        """
+        from autoshard.planner.validate import lower_here
+
+        return lower_here(self, self.captured(model), seed=seed)
