@@ -1,6 +1,6 @@
 """What one device runs for one operator under a strategy: local tensors in, a local tensor out."""
 
-from autoshard.runtime.local import adapt, attention, batch_norm, creation, lookup, loss
+from autoshard.runtime.local import adapt, attention, batch_norm, creation, experts, lookup, loss
 from autoshard.runtime.local.calls import call_op, generic_call, local_call
 from autoshard.runtime.local.shards import join_shards, shard_taker, take_shard
 from autoshard.runtime.local.site import Local, Reducer, Site
@@ -14,6 +14,7 @@ __all__ = [
     "batch_norm",
     "call_op",
     "creation",
+    "experts",
     "generic_call",
     "join_shards",
     "local_call",

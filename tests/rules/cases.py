@@ -19,7 +19,8 @@ class Case:
     """A call. ``kinds``: what each operand holds.
 
     ``n`` normal, ``u`` in (0.1, 0.9), ``p`` above 1, ``b`` truth values, an int: indices below it;
-    ``U`` as ``u``, without gradient.
+    ``U`` as ``u``, without gradient; ``i`` a permutation; ``o`` ends of groups of two rows, the
+    last but one empty.
     """
 
     op: str
@@ -48,6 +49,12 @@ class Case:
 def make(kind: str | int, shape: Shape, generator: torch.Generator) -> Tensor:
     if isinstance(kind, int):
         return torch.randint(0, kind, shape, generator=generator)
+    if kind == "i":
+        return torch.randperm(shape[0], generator=generator)
+    if kind == "o":
+        ends = torch.arange(1, shape[0] + 1) * 3
+        ends[-2] = ends[-3] if shape[0] > 2 else ends[-2]
+        return ends.clamp(max=8 if shape[0] == 4 else 9).to(torch.int32)
     if kind == "b":
         return torch.rand(shape, generator=generator) < 0.6
     if kind == "n":
@@ -232,6 +239,7 @@ REDUCTIONS = [
     case("aten.all.dim", "self", (3, 7), kinds="b", dim=1),
     case("aten.any.dim", "self", (3, 7), kinds="b", dim=1, keepdim=True),
     case("aten.amax.default", "self", (3, 5), note="every dim"),
+    case("aten.histc.default", "self", (3, 5), kinds="U", bins=4, max=1),
     case("aten.max.dim", "self", (3, 5), dim=1, output=0),
     case("aten.max.default", "self", (3, 5)),
     case("aten.max.other", "self other", (3, 4), (4,)),
@@ -267,6 +275,24 @@ PRODUCTS = [
     case("aten.baddbmm.default", "self batch1 batch2", (2, 1, 5), (2, 3, 4), (2, 4, 5), beta=0.5),
     case("aten.einsum.default", "tensors.0 tensors.1", (2, 3, 4), (4, 5), equation="bsk,kn->bsn"),
     case("aten.einsum.default", "tensors.0 tensors.1", (3, 4), (5, 3), equation="ab,ca->"),
+    case(
+        "aten._grouped_mm.default",
+        "self mat2 offs",
+        (9, 4),
+        (3, 4, 5),
+        (3,),
+        kinds="nno",
+        result=(9, 5),
+    ),
+    case(
+        "aten._grouped_mm.default",
+        "self mat2 offs",
+        (8, 2),
+        (4, 2, 3),
+        (4,),
+        kinds="nno",
+        result=(8, 3),
+    ),
 ]
 
 WINDOWS = [
@@ -451,6 +477,26 @@ LOOKUP = [
         (3,),
         kinds=["n", 4, 4],
         note="apart",
+    ),
+]
+
+LOOKUP += [
+    case(
+        "aten.index_put.default",
+        "self indices.0 values",
+        (5, 3),
+        (5,),
+        (5, 3),
+        kinds="nin",
+    ),
+    case(
+        "aten.index_put.default",
+        "self indices.1 values",
+        (2, 4),
+        (4,),
+        (4,),
+        kinds="nin",
+        note="values broadcast",
     ),
 ]
 

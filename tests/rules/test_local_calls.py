@@ -199,3 +199,13 @@ def test_half_precision_is_reduced_in_float32() -> None:
     assert torch.equal(results[1,], expected)
     messages = [("forward", ("all_reduce", (0,), 4 * count)) for count in (5, 10)]
     assert meeting.records == {(0,): messages, (1,): messages}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_rows_meet_the_matrix_of_their_expert(dtype: torch.dtype) -> None:
+    x, weight = random(10, 4).to(dtype), random(3, 4, 8, seed=1).to(dtype)
+    offs = torch.tensor([3, 3, 8], dtype=torch.int32)
+    op, roles = "aten._grouped_mm.default", ["self", "mat2", "offs"]
+    found = call_op(op, roles, {}, [x, weight, offs], result=(10, 8))
+    torch.testing.assert_close(found[:3], x[:3] @ weight[0])
+    torch.testing.assert_close(found[3:8], x[3:8] @ weight[2])

@@ -18,6 +18,8 @@ GOLDEN = [
     ("aten.matmul.default", 1, "a 1 m k, b k n -> a b m n"),
     ("aten.addmm.default", 0, "n, m k, k n -> m n; whole: k"),
     ("aten.einsum.default", 0, "b s k, k n -> b s n"),
+    ("aten._grouped_mm.default", 0, "m k, e k n, f -> m n; whole: f"),
+    ("aten.index_put.default", 0, "s0 s1, a, a s1 -> s0 s1; whole: a s0"),
     ("aten.add.Tensor", 1, "a b c, 1 c -> a b c"),
     ("aten.reshape.default", 0, "f0 f1 f2 f3 -> (f0 f1) (f2 f3)"),
     ("aten.reshape.default", 2, "f0 f1 (f2 f3 f4) -> f0 f1 f2 f3 f4"),
@@ -118,6 +120,7 @@ def test_where_partial_sums_pass(
 def test_products_lookups_and_attention_seed_cuts_and_others_do_not() -> None:
     seeds = {c.family for c in CASES if Whole(c, 0).rule.anchors}
     assert seeds == {
+        "aten._grouped_mm",
         *(
             f"aten.{n}"
             for n in [

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoshard.sharding.layout import Shape
 from autoshard.sharding.registry import OpCall, rule_for
-from autoshard.sharding.rule import Dim, Rule, parse
+from autoshard.sharding.rule import Dims, Rule, parse
 from autoshard.sharding.rules.dims import (
     broadcast_dims,
     integer,
@@ -69,36 +73,83 @@ def gather(call: OpCall) -> Rule:
     )
 
 
-@rule_for("aten.index")
-def index(call: OpCall) -> Rule | None:
-    """``v w c, a b, b -> a b c``, v and w whole: items of a tensor by tensors of indices.
+@dataclass(frozen=True)
+class _Indexed:
+    """``x[i, j]``: dims of x, of each index, and of the result."""
 
-    Indices that stand side by side put their dims in that place, others in front. None for masks
-    (one byte an item): their result has no shape of its own.
-    """
-    shape = call.shapes[0]
-    if 1 in call.operand_itemsizes[1:] or not all(r.startswith("indices.") for r in call.roles[1:]):
-        return None
-    places = [int(role.removeprefix("indices.")) for role in call.roles[1:]]
+    source: Dims
+    indices: tuple[Dims, ...]
+    result: Dims
+    sizes: dict[str, int]
+    looked_up: frozenset[str]
+
+
+def _indexed(shape: Shape, places: list[int], indices: Sequence[Shape]) -> _Indexed:
+    """Indices that stand side by side put their dims in that place, others in front."""
     kept = [d for d in range(len(shape)) if d not in places]
-    ndim = len(call.result) - len(kept)
+    ndim = max(len(i) for i in indices)
     names = letters(ndim)
-    adjacent = bool(places) and places == list(range(places[0], places[0] + len(places)))
+    sizes = dict.fromkeys(names, 1)
+    for index_shape in indices:
+        for name, size in zip(names[ndim - len(index_shape) :], index_shape, strict=True):
+            sizes[name] = max(sizes[name], size)
+    adjacent = places == list(range(places[0], places[0] + len(places)))
     before = [d for d in kept if adjacent and d < places[0]]
     after = [d for d in kept if d not in before]
-    looked_up = call.result[len(before) : len(before) + ndim]
-    sizes = dict(zip(names, looked_up, strict=True))
-    source: list[Dim] = []
-    for d, size in enumerate(shape):
-        sizes[f"s{d}"] = size
-        source.append((f"s{d}",))
+    own = tuple(f"s{d}" for d in range(len(shape)))
+    return _Indexed(
+        source=single(own),
+        indices=tuple(broadcast_dims(names, sizes, i) for i in indices),
+        result=single((*(own[d] for d in before), *names, *(own[d] for d in after))),
+        sizes={**sizes, **dict(zip(own, shape, strict=True))},
+        looked_up=frozenset(own[d] for d in places),
+    )
+
+
+def _index_operands(call: OpCall) -> list[int]:
+    """Which operands are indices; none where one is a mask (one byte an item)."""
+    found = [i for i, role in enumerate(call.roles) if role.startswith("indices.")]
+    masks = [i for i in found if call.operand_itemsizes[i : i + 1] == (1,)]
+    return [] if masks else found
+
+
+@rule_for("aten.index")
+def index(call: OpCall) -> Rule | None:
+    """``s0 s1, a b -> a b s1``, s0 whole: items of a tensor by tensors of indices.
+
+    None for masks: their result has no shape of its own.
+    """
+    operands = _index_operands(call)
+    if not operands:
+        return None
+    places = [int(call.roles[i].removeprefix("indices.")) for i in operands]
+    it = _indexed(call.shapes[0], places, [call.shapes[i] for i in operands])
     return Rule(
-        operands=(
-            tuple(source),
-            *(broadcast_dims(names, sizes, operand) for operand in call.shapes[1:]),
-        ),
-        result=single((*(f"s{d}" for d in before), *names, *(f"s{d}" for d in after))),
-        sizes=sizes,
-        whole=frozenset(f"s{d}" for d in places),
+        operands=(it.source, *it.indices),
+        result=it.result,
+        sizes=it.sizes,
+        whole=it.looked_up,
         linear=(frozenset({0}),) if call.itemsize > 1 else (),
+    )
+
+
+@rule_for("aten.index_put")
+def index_put(call: OpCall) -> Rule | None:
+    """``s0 s1, a, a s1 -> s0 s1``, s0 and a whole: items written by indices, not in place.
+
+    The tensor and what is written may be partial sums together. None for masks.
+    """
+    operands = _index_operands(call)
+    if not operands or len(operands) + 2 != len(call.shapes):
+        return None
+    places = [int(call.roles[i].removeprefix("indices.")) for i in operands]
+    it = _indexed(call.shapes[0], places, [call.shapes[i] for i in operands])
+    flat = tuple(f for dim in it.result for f in dim)
+    values = call.roles.index("values")
+    return Rule(
+        operands=(it.source, *it.indices, broadcast_dims(flat, it.sizes, call.shapes[values])),
+        result=it.source,
+        sizes=it.sizes,
+        whole=it.looked_up | {f for dims in it.indices for dim in dims for f in dim},
+        linear=(frozenset({0, values}),) if call.itemsize > 1 else (),
     )

@@ -91,6 +91,19 @@ def product_and_sum(call: OpCall) -> Rule:
     return parse(text, call.shapes, call.result, whole="k", linear=[[0, 1], [0, 2]])
 
 
+@rule_for("aten._grouped_mm")
+def grouped_mm(call: OpCall) -> Rule | None:
+    """``m k, e k n, f -> m n``: rows of each expert, up to its entry in f, times its matrix.
+
+    f whole: a device counts its own rows and experts from all entries. Over a cut e it multiplies
+    the rows of its own experts, the others are zero. None for other ranks or a bias.
+    """
+    if call.roles != ("self", "mat2", "offs") or [len(s) for s in call.shapes] != [2, 3, 1]:
+        return None
+    text = "m k, e k n, f -> m n"
+    return parse(text, call.shapes, call.result, whole="f", linear=EITHER)
+
+
 def _right_aligned(names: str, shape: Shape) -> str:
     parts = names.split()
     return " ".join(parts[len(parts) - len(shape) :])

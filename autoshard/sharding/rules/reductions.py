@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autoshard.sharding.registry import OpCall, rule_for
-from autoshard.sharding.rule import Rule
+from autoshard.sharding.rule import Rule, parse
 from autoshard.sharding.rules.dims import (
     broadcast,
     dims_of,
@@ -17,6 +17,7 @@ from autoshard.sharding.rules.dims import (
     leaves_out,
     letters,
     linear_groups,
+    number,
     single,
 )
 
@@ -96,3 +97,12 @@ def order(call: OpCall) -> Rule:
         sizes={**dict(zip(names, call.result, strict=True)), "source": shape[dim] if shape else 1},
         whole=frozenset({"source", *names[dim : dim + 1]}),
     )
+
+
+@rule_for("aten.histc")
+def histogram(call: OpCall) -> Rule | None:
+    """``a b -> n``, n whole: counts of a cut are partial. None where the range is the data's."""
+    if number(call, "min", 0) == number(call, "max", 0):
+        return None
+    names = " ".join(letters(len(call.shapes[0])))
+    return parse(f"{names} -> n", call.shapes, call.result, whole="n", anchors="")
