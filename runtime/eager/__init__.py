@@ -7,6 +7,7 @@ from autoshard.runtime.eager.body import (
     Objects,
     OptimizerState,
     Piece,
+    no_sync,
     objects_of,
     run_body,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "Objects",
     "OptimizerState",
     "Piece",
+    "no_sync",
     "objects_of",
     "run_body",
 ]

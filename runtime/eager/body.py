@@ -9,16 +9,30 @@ one is that of the other. Every rank calls it with equal arguments and gets its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from autoshard.errors import RequestError, SpecError
 from autoshard.runtime.comm import Communicator, Recorder
-from autoshard.runtime.eager.arguments import Objects, objects_of
+from autoshard.runtime.eager import autograd as _autograd  # noqa: F401  (its handlers)
+from autoshard.runtime.eager.arguments import Objects, map_tensors, objects_of
+from autoshard.runtime.eager.arrays import Array
+from autoshard.runtime.eager.choose import Chooser
+from autoshard.runtime.eager.engine import Engine, Mode, engine_of
+from autoshard.runtime.eager.handlers import grad_meta
+from autoshard.runtime.eager.optimizers import Stepping
+from autoshard.runtime.eager.patches import current_engine, patched
+from autoshard.runtime.eager.tags import Meta, meta_of, set_meta
+from autoshard.runtime.shards import take_shard
 from autoshard.sharding.collective import CollectiveSeconds
-from autoshard.sharding.layout import Layout, Shape
+from autoshard.sharding.layout import Cut, Layout, Shape, fits, forward_half
 from autoshard.sharding.mesh import DeviceMesh
 
 __all__ = [
@@ -28,6 +42,7 @@ __all__ = [
     "Objects",
     "OptimizerState",
     "Piece",
+    "no_sync",
     "objects_of",
     "run_body",
 ]
@@ -157,4 +172,333 @@ def run_body(
     Raises:
         RequestError: the function does what cannot be followed; the message says what to do.
     """
-    raise NotImplementedError
+    chosen = options or EagerOptions()
+    objects = objects_of(args, kwargs)
+    _check(objects, in_layouts, parameter_layouts, comm)
+    engine = engine_of(comm, lambda: Chooser(comm.mesh, chosen.seconds), chosen.seconds)
+    if current_engine() is not None:
+        raise RequestError(
+            "a sharded function was called inside another; call the plain function there"
+        )
+    before, comm.recorder = comm.recorder, recorder if recorder is not None else comm.recorder
+    session = _Session(engine, chosen)
+    try:
+        return session.run(
+            function, args, kwargs, objects, in_layouts, out_layout, parameter_layouts
+        )
+    finally:
+        session.restore()
+        comm.recorder = before
+
+
+def _check(
+    objects: Objects,
+    in_layouts: Sequence[Layout | None],
+    parameter_layouts: Sequence[Mapping[str, Layout]],
+    comm: Communicator,
+) -> None:
+    for what, given, there in (
+        ("in_layouts", len(in_layouts), len(objects.tensors)),
+        ("parameter_layouts", len(parameter_layouts), len(objects.modules)),
+    ):
+        if given > there:
+            raise RequestError(f"{what} has {given} entries, the arguments have {there}")
+    for index, module in enumerate(objects.modules):
+        named = dict(module.named_parameters()) | dict(module.named_buffers())
+        layouts = parameter_layouts[index] if index < len(parameter_layouts) else {}
+        for name in layouts:
+            if name not in named:
+                raise SpecError(f"parameter_layouts names {name!r}, which the module lacks")
+        for name, inner in module.named_modules():
+            if inner._backward_hooks or inner._backward_pre_hooks:
+                raise RequestError(
+                    f"module {name or '(root)'} has a full backward hook, which would see local "
+                    "gradients; use Tensor.register_hook on a value in forward"
+                )
+            if isinstance(inner, torch.jit.ScriptModule):
+                raise RequestError(
+                    f"module {name or '(root)'} is TorchScript, which would compute on local "
+                    "shards; pass the module that it was made from"
+                )
+
+
+class _Session:
+    """One call on one rank."""
+
+    def __init__(self, engine: Engine, options: EagerOptions) -> None:
+        self.engine = engine
+        self._undo: list[Callable[[], None]] = []
+        gradients = engine.gradients
+        gradients.reset()
+        gradients.bucket_bytes, gradients.overlap = options.bucket_bytes, options.overlap
+        gradients.sparse = options.sparse
+        engine.raw = 0
+        engine.mode = Mode(engine)
+
+    def restore(self) -> None:
+        """Everything as it was before the call."""
+        while self._undo:
+            self._undo.pop()()
+        self.engine.gradients.close()
+        self.engine.forget_leaves()
+        self.engine.raw = 0
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        objects: Objects,
+        in_layouts: Sequence[Layout | None],
+        out_layout: Layout | Sequence[Layout | None] | Callable[[Shape], Layout] | None,
+        parameter_layouts: Sequence[Mapping[str, Layout]],
+    ) -> BodyResult:
+        """Enter, run, and take down what is left."""
+        for index, module in enumerate(objects.modules):
+            layouts = parameter_layouts[index] if index < len(parameter_layouts) else {}
+            self._enter_module(module, layouts)
+        for optimizer in objects.optimizers:
+            self._enter_optimizer(optimizer)
+        swapped: dict[int, Any] = {}
+        shards: list[Tensor] = []
+        for index, value in enumerate(objects.tensors):
+            layout = in_layouts[index] if index < len(in_layouts) else None
+            shard = self._shard_of(value, layout)
+            shards.append(shard)
+            swapped[id(value)] = Array(shard) if isinstance(value, np.ndarray) else shard
+        versions = [t._version for t in shards]
+
+        def swap(value: Any) -> Any:
+            return swapped.get(id(value), value)
+
+        given = map_tensors(tuple(args), swap)
+        named = map_tensors(dict(kwargs), swap)
+        engine = self.engine
+        with patched(engine), Stepping(engine), engine.mode:
+            out = function(*given, **named)
+        with torch.no_grad():
+            output = self._output(out, out_layout)
+        modules = [self._module_state(m) for m in objects.modules]
+        optimizers = [self._optimizer_state(o) for o in objects.optimizers]
+        tensors: dict[int, Piece] = {}
+        gradients: dict[int, Piece] = {}
+        for index, (value, shard) in enumerate(zip(objects.tensors, shards, strict=True)):
+            kind = "array" if isinstance(value, np.ndarray) else "tensor"
+            if shard._version != versions[index]:
+                tensors[index] = self._piece(shard, kind)
+            if shard.is_leaf and shard.grad is not None:
+                gradients[index] = self._gradient(shard)
+        return BodyResult(
+            output=output,
+            modules=modules,
+            optimizers=optimizers,
+            tensors=tensors,
+            gradients=gradients,
+        )
+
+    # ---- entering ---------------------------------------------------------------------------
+
+    def _take(self, whole: Tensor, layout: Layout) -> Tensor:
+        comm = self.engine.comm
+        return take_shard(whole.detach(), layout, comm.mesh, comm.coordinate).to(comm.device)
+
+    def _shard_of(self, value: Any, layout: Layout | None) -> Tensor:
+        whole = (
+            torch.from_numpy(np.ascontiguousarray(value))
+            if isinstance(value, np.ndarray)
+            else value
+        )
+        layout = layout or self.engine.whole_layout
+        _fit(layout, tuple(value.shape))
+        shard = self._take(whole, layout).requires_grad_(whole.requires_grad)
+        set_meta(shard, Meta(layout, tuple(value.shape)))
+        return shard
+
+    def _enter_module(self, module: nn.Module, layouts: Mapping[str, Layout]) -> None:
+        for name, parameter in module.named_parameters():
+            self._enter(parameter, layouts.get(name), name, parameter=True)
+        for name, buffer in module.named_buffers():
+            self._enter(buffer, layouts.get(name), name, parameter=False)
+        for inner in module.modules():
+            self._undo.append(_restorer(inner))
+
+    def _enter(self, tensor: Tensor, layout: Layout | None, name: str, *, parameter: bool) -> None:
+        if meta_of(tensor) is not None:
+            return  # of a module that stands in another
+        layout = layout or self.engine.whole_layout
+        shape, whole, grad = tuple(tensor.shape), tensor.data, tensor.grad
+        _fit(layout, shape, name)
+        requires_grad = tensor.requires_grad
+
+        def undo() -> None:
+            clear_tags(tensor)
+            tensor.grad = None
+            tensor.data = whole
+            tensor.grad = grad
+            if tensor.is_leaf:
+                tensor.requires_grad_(requires_grad)
+
+        self._undo.append(undo)
+        tensor.grad = None
+        tensor.data = self._take(whole, layout)
+        if parameter:
+            self.engine.adopt(tensor, layout, shape)
+        else:
+            set_meta(tensor, Meta(layout, shape))
+        if grad is not None:
+            tensor.grad = self._take(grad, layout)
+
+    def _enter_optimizer(self, optimizer: Optimizer) -> None:
+        groups = [dict(g) for g in optimizer.param_groups]
+        state = {k: dict(v) if isinstance(v, dict) else v for k, v in optimizer.state.items()}
+
+        def undo() -> None:
+            for group, old in zip(optimizer.param_groups, groups, strict=False):
+                group.clear()
+                group.update(old)
+            del optimizer.param_groups[len(groups) :]
+            optimizer.state.clear()
+            optimizer.state.update(state)
+
+        self._undo.append(undo)
+        with torch.no_grad():
+            for entries in optimizer.state.values():
+                if isinstance(entries, dict):
+                    for name, value in entries.items():
+                        if isinstance(value, Tensor):
+                            entries[name] = value.clone()
+
+    # ---- leaving ----------------------------------------------------------------------------
+
+    def _piece(self, tensor: Tensor, kind: str = "tensor") -> Piece:
+        meta = meta_of(tensor)
+        layout = self.engine.whole_layout if meta is None else forward_half(meta.layout)
+        return Piece(
+            local=tensor.detach().clone(memory_format=torch.contiguous_format),
+            layout=layout,
+            shape=tuple(tensor.shape) if meta is None else meta.shape,
+            kind=kind,
+            requires_grad=tensor.requires_grad,
+        )
+
+    def _gradient(self, tensor: Tensor) -> Piece:
+        grad = tensor.grad
+        assert grad is not None
+        meta = grad_meta(self.engine, tensor)
+        if meta is not None:
+            set_meta(grad, meta)
+        return self._piece(grad)
+
+    def _output(
+        self,
+        out: Any,
+        out_layout: Layout | Sequence[Layout | None] | Callable[[Shape], Layout] | None,
+    ) -> Any:
+        count = 0
+
+        def leave(value: Any) -> Any:
+            nonlocal count
+            kind = "tensor"
+            if isinstance(value, Array):
+                kind, value = "array", value.tensor
+            elif isinstance(value, np.generic):
+                return value
+            if isinstance(value, np.ndarray):
+                kind, value = "array", torch.from_numpy(np.ascontiguousarray(value))
+            if not isinstance(value, Tensor):
+                return value
+            if kind == "array" and value.dim() == 0:
+                kind = "scalar"
+            index, count = count, count + 1
+            wanted: Layout | None
+            shape = self.engine.shape(value)
+            if callable(out_layout):
+                wanted = out_layout(shape)
+            elif isinstance(out_layout, list):
+                wanted = out_layout[index] if index < len(out_layout) else None
+            else:
+                wanted = out_layout  # type: ignore[assignment]
+            if wanted is not None:
+                _fit(wanted, shape, f"result {index}")
+                requires_grad = value.requires_grad
+                value = self.engine.moved(value, forward_half(wanted))
+                return replace(self._piece(value, kind), requires_grad=requires_grad)
+            return self._piece(value, kind)
+
+        return map_tensors(out, leave)
+
+    def _module_state(self, module: nn.Module) -> ModuleState:
+        gradients = {
+            name: self._gradient(p) for name, p in module.named_parameters() if p.grad is not None
+        }
+        return ModuleState(
+            parameters={name: self._piece(p) for name, p in module.named_parameters()},
+            buffers={name: self._piece(b) for name, b in module.named_buffers()},
+            gradients=gradients,
+            training={name: m.training for name, m in module.named_modules()},
+        )
+
+    def _optimizer_state(self, optimizer: Optimizer) -> OptimizerState:
+        groups = [
+            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+        ]
+        state: dict[int, Mapping[str, Any]] = {}
+        place = 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter in optimizer.state:
+                    state[place] = map_tensors(
+                        dict(optimizer.state[parameter]),
+                        lambda v: self._piece(v) if isinstance(v, Tensor) else v,
+                    )
+                place += 1
+        return OptimizerState(groups=groups, state=state)
+
+
+def _fit(layout: Layout, shape: Shape, name: str = "a tensor") -> None:
+    for state in layout:
+        if isinstance(state, Cut) and not fits(state, shape):
+            raise SpecError(
+                f"{name} of shape {list(shape)} cannot be cut as {state}: dim {state.dim} "
+                f"{'does not exist' if state.dim >= len(shape) else 'has another size'}"
+            )
+
+
+def _restorer(module: nn.Module) -> Callable[[], None]:
+    """Puts a module's own attributes back: tensors, submodules, mode."""
+    kept = dict(module.__dict__)
+    tables = {
+        name: dict(value)
+        for name, value in module.__dict__.items()
+        if name in ("_parameters", "_buffers", "_modules")
+    }
+
+    def undo() -> None:
+        module.__dict__.clear()
+        module.__dict__.update(kept)
+        for name, table in tables.items():
+            module.__dict__[name].clear()
+            module.__dict__[name].update(table)
+
+    return undo
+
+
+def clear_tags(tensor: Tensor) -> None:
+    """Take everything away that the engine keeps on a tensor."""
+    for name in [n for n in tensor.__dict__ if n.startswith("_autoshard")]:
+        del tensor.__dict__[name]
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """Within it, backward leaves gradients as parts on each device; the next one sums them all.
+
+    For gradient accumulation without communication in between. Outside of a sharded function it
+    does nothing.
+    """
+    engine = current_engine()
+    if engine is None:
+        yield
+        return
+    with engine.gradients.deferred():
+        yield

@@ -1,0 +1,520 @@
+"""The engine of one rank: keys, plans, conversions, and what to do without a plan."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from autoshard.errors import RequestError
+from autoshard.runtime.comm import Communicator
+from autoshard.runtime.eager.bound import Bound
+from autoshard.runtime.eager.choose import Chooser
+from autoshard.runtime.eager.gradients import Gradients
+from autoshard.runtime.eager.planning import Given, plan
+from autoshard.runtime.eager.record import record
+from autoshard.runtime.eager.tags import NAME, Meta, meta_of, set_meta
+from autoshard.runtime.moves import Mover
+from autoshard.sharding.layout import RP, Layout, P, R, forward_half
+
+_CACHE = "_autoshard_moved"
+_COPY = "_autoshard_copy"
+_functorch = torch._C._functorch
+
+Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
+HANDLERS: dict[Any, Handler] = {}
+"""Functions that are no operators on values: attributes, conversions to Python, autograd."""
+
+
+def handles(*functions: Any) -> Callable[[Handler], Handler]:
+    """Register the decorated function for functions of torch."""
+
+    def register(handler: Handler) -> Handler:
+        for function in functions:
+            HANDLERS[function] = handler
+        return handler
+
+    return register
+
+
+class UnkeyableError(Exception):
+    """An argument that cannot be part of a key."""
+
+
+class Mode(TorchFunctionMode):
+    """Hands every function of torch to the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self.engine = engine
+        self.depth = 0
+
+    def __enter__(self) -> Mode:
+        self.depth += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.depth -= 1
+        super().__exit__(*exception)  # type: ignore[arg-type]
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        engine = self.engine
+        if engine.raw:
+            return func(*args, **(kwargs or {}))
+        handler = HANDLERS.get(func)
+        if handler is not None:
+            return handler(engine, func, args, kwargs or {})
+        return engine.call(func, args, kwargs or {})
+
+
+_engines: weakref.WeakKeyDictionary[Communicator, dict[Any, Engine]] = weakref.WeakKeyDictionary()
+
+
+class Engine:
+    """Runs functions of torch on local tensors as if they were global ones.
+
+    Args:
+        comm: the collectives.
+        chooser: chooses strategies.
+
+    Attributes:
+        raw: while positive, functions run on local tensors as they are.
+    """
+
+    def __init__(self, comm: Communicator, chooser: Chooser) -> None:
+        self.comm, self.chooser = comm, chooser
+        self.whole_layout: Layout = (R,) * len(comm.mesh)
+        self.mode = Mode(self)
+        self.raw = 0
+        self.gradients = Gradients(self)
+        self._plans: dict[Any, Bound | str] = {}
+        self._movers: dict[Any, Mover] = {}
+        self._leaf_cache: dict[Any, tuple[Any, ...]] = {}
+
+    # ---- layouts ----------------------------------------------------------------------------
+
+    def layout(self, tensor: Tensor) -> Layout:
+        """The pair of a tensor; the forward half where it needs no gradient."""
+        meta = self.meta(tensor)
+        if meta is None:
+            return self.whole_layout
+        return meta.layout if tensor.requires_grad else forward_half(meta.layout)
+
+    def meta(self, tensor: Tensor) -> Meta | None:
+        """The tag; a parameter that was made in the body gets one."""
+        found = tensor.__dict__.get(NAME)
+        if found is None and isinstance(tensor, nn.Parameter):
+            self.adopt(tensor, self.whole_layout, tuple(tensor.shape))
+            found = tensor.__dict__[NAME]
+        return cast("Meta | None", found)
+
+    def adopt(self, parameter: Tensor, layout: Layout, shape: tuple[int, ...]) -> None:
+        """Take a parameter in: where it is whole, its first use decides about its gradient."""
+        layout = forward_half(layout)
+        set_meta(parameter, Meta(layout, shape, tuple(a for a, s in enumerate(layout) if s is R)))
+        self.gradients.watch(parameter)
+
+    def shape(self, tensor: Tensor) -> tuple[int, ...]:
+        """The global shape."""
+        meta = tensor.__dict__.get(NAME)
+        return tuple(tensor.shape) if meta is None else meta.shape
+
+    def mover(
+        self, shape: tuple[int, ...], size: int, source: Layout, target: Layout, grad: bool
+    ) -> Mover:
+        """The move between two layouts."""
+        key = (shape, size, source, target, grad)
+        found = self._movers.get(key)
+        if found is None:
+            edge = self.chooser.resharder.edge(shape, size, source, target, grad)
+            found = self._movers[key] = Mover(edge.forward, edge.backward, shape, self.comm)
+        return found
+
+    def moved(self, tensor: Tensor, target: Layout) -> Tensor:
+        """``tensor`` in the layout ``target``; differentiable where it needs a gradient."""
+        meta = self.meta(tensor)
+        grad = tensor.requires_grad and torch.is_grad_enabled()
+        shape = tuple(tensor.shape) if meta is None else meta.shape
+        source = self.whole_layout if meta is None else meta.layout
+        if not grad:
+            source, target = forward_half(source), forward_half(target)
+        elif meta is not None and meta.open:
+            source = tuple(
+                RP if a in meta.open and target[a] is not R else s for a, s in enumerate(source)
+            )
+            self.decided(tensor, Meta(source, shape))
+        if source == target:
+            return tensor
+        mover = self.mover(shape, tensor.element_size(), source, target, grad)
+        return self.converted(tensor, target, mover, grad)
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        """``tensor`` whole on every device, untagged."""
+        out = self.moved(tensor, self.whole_layout)
+        if meta_of(out) is not None:
+            out = out.view_as(out)
+            set_meta(out, None)
+        return out
+
+    def value(self, tensor: Tensor) -> Tensor:
+        """The whole value, detached."""
+        with torch.no_grad():
+            return self.gathered(tensor.detach() if meta_of(tensor) is None else tensor)
+
+    def converted(self, tensor: Tensor, target: Layout, mover: Mover, grad: bool) -> Tensor:
+        """The operand moved, perhaps by an earlier call."""
+        enabled = grad and tensor.requires_grad
+        store: dict[Any, tuple[Any, ...]]
+        key: Any = (target, enabled, torch.is_inference_mode_enabled())
+        if tensor.is_leaf and tensor.requires_grad:
+            self.gradients.used(tensor)
+            store, key = self._leaf_cache, (id(tensor), *key)
+        else:
+            store = tensor.__dict__.setdefault(_CACHE, {})
+        version = 0 if tensor.is_inference() else tensor._version
+        found = store.get(key)
+        if found is not None:
+            kept, mine, own, source, data = found
+            if (
+                mine == version
+                and own == kept._version
+                and source is tensor.grad_fn
+                and data == tensor.data_ptr()
+            ):
+                return cast("Tensor", kept)
+        out = mover(tensor) if enabled else mover.moved(tensor.detach())
+        if out is tensor:
+            return out
+        if out is not tensor and out.__dict__.get(NAME) is not None:
+            out = out.view_as(out)
+        set_meta(out, Meta(target, mover.shape))
+        if not out.is_inference():
+            store[key] = (out, version, out._version, tensor.grad_fn, tensor.data_ptr())
+        return out
+
+    def forget_leaves(self) -> None:
+        """Drop conversions of leaves: they would keep autograd's graph alive."""
+        self._leaf_cache.clear()
+
+    def decided(self, tensor: Tensor, meta: Meta) -> None:
+        """The open axes of a parameter are decided."""
+        set_meta(tensor, meta)
+        self.gradients.decided(tensor, meta)
+
+    def used(self, tensor: Tensor) -> None:
+        """A matrix that may be a parameter was used."""
+        self.gradients.used(tensor)
+
+    def looked_up(self, weight: Tensor, indices: Tensor, most: int) -> None:
+        """Rows of a parameter were looked up, at most so many on one device."""
+        self.gradients.looked_up(weight, indices, most)
+
+    # ---- calls ------------------------------------------------------------------------------
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function of torch."""
+        if _functorch.peek_interpreter_stack() is not None:
+            return self._transformed(func, args, kwargs)
+        tensors: list[Tensor] = []
+        metas: list[Meta | None] = []
+        try:
+            key: Any = (
+                func,
+                torch.is_grad_enabled(),
+                self._keys(args, tensors, metas),
+                self._keys(kwargs, tensors, metas) if kwargs else None,
+            )
+        except UnkeyableError:
+            key = None
+        if not any(m is not None for m in metas):
+            return func(*args, **kwargs)
+        if "out" in kwargs and kwargs["out"] is not None:
+            return self._out(func, args, kwargs)
+        if key is None:
+            return self._without_plan(func, args, kwargs)
+        try:
+            found = self._plans.get(key)
+        except TypeError:
+            return self._without_plan(func, args, kwargs)
+        if found is None:
+            found = self._plans[key] = self._plan(func, args, kwargs, tensors, metas)
+        if isinstance(found, str):
+            return self._without_plan(func, args, kwargs)
+        if _COPY in tensors[0].__dict__ and found.schedule.steps:
+            self._refuse_copy(func, found, tensors)
+        return found(tensors, self)
+
+    def _keys(self, value: Any, tensors: list[Tensor], metas: list[Meta | None]) -> Any:
+        cls = type(value)
+        if cls is tuple:
+            return tuple([self._keys(v, tensors, metas) for v in value])
+        if isinstance(value, Tensor):
+            meta = value.__dict__.get(NAME)
+            if meta is None and isinstance(value, nn.Parameter):
+                meta = self.meta(value)
+            for i, t in enumerate(tensors):
+                if t is value:
+                    tensors.append(value)
+                    metas.append(meta)
+                    return ("same", i)
+            tensors.append(value)
+            metas.append(meta)
+            return (
+                value.shape if meta is None else meta,
+                value.dtype,
+                value.requires_grad,
+            )
+        if cls in _SCALARS:
+            return (cls, value) if value == value else (cls, "nan")
+        if value is None or value is Ellipsis:
+            return value
+        if cls is slice:
+            parts = (value.start, value.stop, value.step)
+            if any(isinstance(p, Tensor) for p in parts):
+                raise UnkeyableError
+            return (slice, *parts)
+        if cls is list:
+            return (list, *[self._keys(v, tensors, metas) for v in value])
+        if cls is dict:
+            return tuple([(k, self._keys(v, tensors, metas)) for k, v in value.items()])
+        if isinstance(value, tuple):
+            return (cls, *[self._keys(v, tensors, metas) for v in value])
+        if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
+            return value
+        raise UnkeyableError
+
+    def _plan(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: Sequence[Tensor],
+        metas: Sequence[Meta | None],
+    ) -> Bound | str:
+        given = [
+            Given(
+                tuple(t.shape) if m is None else m.shape,
+                t.dtype,
+                t.requires_grad,
+                t.is_leaf,
+                m,
+            )
+            for t, m in zip(tensors, metas, strict=True)
+        ]
+        first = {id(t): i for i, t in reversed(list(enumerate(tensors)))}
+
+        def rebuild(fakes: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            def replace(value: Any) -> Any:
+                if isinstance(value, Tensor):
+                    return fakes[first[id(value)]]
+                if type(value) is tuple or type(value) is list:
+                    return type(value)(replace(v) for v in value)
+                if type(value) is dict:
+                    return {k: replace(v) for k, v in value.items()}
+                return value
+
+            return replace(args), replace(kwargs)
+
+        name = getattr(func, "__name__", "")
+        try:
+            recording = record(func, [(g.shape, g.dtype, g.requires_grad) for g in given], rebuild)
+        except RequestError as error:
+            if type(error).__name__ == "RuleError":
+                raise
+            return str(error) or "not recordable"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return Bound(plan(recording, given, self.chooser), self.comm, name)
+
+    def _without_plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Composites run with the mode on, one inner function at a time; others run whole."""
+        inner = ungated(func)
+        if inner is not None:
+            with self.mode:
+                return inner(*args, **kwargs)
+        return self.whole(func, args, kwargs)
+
+    def whole(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Gather the tensors and run a function on whole ones; write back what it wrote to."""
+        pairs: dict[int, tuple[Tensor, Tensor, int]] = {}
+        name = getattr(func, "__name__", "")
+        writes = (name.endswith("_") and not name.endswith("__")) or name in _WRITERS
+
+        def gather(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                if id(value) in pairs:
+                    return pairs[id(value)][1]
+                if self.meta(value) is None:
+                    return value
+                out = self.gathered(value)
+                if writes:
+                    out = out.clone()
+                pairs[id(value)] = (value, out, out._version)
+                return out
+            if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+                return type(value)([gather(v) for v in value])
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return type(value)(*(gather(v) for v in value))
+            if isinstance(value, slice):
+                return slice(gather(value.start), gather(value.stop), gather(value.step))
+            if isinstance(value, dict):
+                return {k: gather(v) for k, v in value.items()}
+            return value
+
+        out = func(*gather(args), **gather(kwargs))
+        for source, gathered, version in pairs.values():
+            if gathered._version != version:
+                self.store(source, gathered)
+            if out is gathered:
+                out = source
+        return out
+
+    def store(self, target: Tensor, value: Tensor) -> None:
+        """Overwrite a tensor with a value of any layout."""
+        self.refuse_copy(target)
+        layout = self.layout(target)
+        if not value.requires_grad:
+            layout = forward_half(layout)
+        target.copy_(self.moved(value, layout))
+
+    def _out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``out=``: the result is computed, then stored."""
+        out = kwargs["out"]
+        rest = {k: v for k, v in kwargs.items() if k != "out"}
+        with self.mode:
+            result = func(*args, **rest)
+        targets = out if isinstance(out, (list, tuple)) else [out]
+        values = result if isinstance(result, (list, tuple)) else [result]
+        for target, value in zip(targets, values, strict=True):
+            if self.shape(target) != self.shape(value):
+                target.data = value.detach().to(target.dtype)
+                set_meta(target, Meta(forward_half(self.layout(value)), self.shape(value)))
+            else:
+                self.store(target, value)
+        return out
+
+    def refuse_copy(self, target: Tensor) -> None:
+        """Refuse to write to what only looks like a view.
+
+        Raises:
+            RequestError: always, for a view that had to be moved.
+        """
+        if _COPY in target.__dict__:
+            raise RequestError(
+                f"a write in place to a view of shape {self.shape(target)}: its base is cut so "
+                "that the view had to be communicated, and the write would not reach the base; "
+                "write to the base (base[index] = value), or work on a clone()"
+            )
+
+    def _refuse_copy(self, func: Any, found: Bound, tensors: Sequence[Tensor]) -> None:
+        from autoshard.runtime.eager.planning import Store
+
+        for step in found.schedule.steps:
+            if isinstance(step, Store):
+                self.refuse_copy(tensors[step.operand])
+
+    def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Inside vmap, grad or jvp of torch.func: whole tensors only."""
+
+        def check(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                base = value
+                while _functorch.is_functorch_wrapped_tensor(base):
+                    base = _functorch.get_unwrapped(base)
+                meta = meta_of(base)
+                if meta is None:
+                    return value
+                if base is value:
+                    return self.gathered(value)
+                if all(s is R for s in forward_half(meta.layout)) and not base.requires_grad:
+                    return value
+                name = getattr(func, "__name__", str(func))
+                raise RequestError(
+                    f"{name} inside a transform of torch.func (vmap, grad, jvp) meets a tensor of "
+                    f"global shape {meta.shape} that is cut over the mesh ({meta.layout}); these "
+                    "transforms see local shards only. Write the loop with ordinary operators "
+                    "(einsum, broadcasting, autograd.grad), or cut none of its tensors"
+                )
+            if type(value) in (list, tuple):
+                return type(value)([check(v) for v in value])
+            if type(value) is dict:
+                return {k: check(v) for k, v in value.items()}
+            return value
+
+        return func(*check(args), **check(kwargs))
+
+    # ---- switching --------------------------------------------------------------------------
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """With the mode, also inside a handler."""
+        before, self.raw = self.raw, 0
+        try:
+            if self.mode in torch.overrides._get_current_function_mode_stack():
+                yield
+            else:
+                with self.mode:
+                    yield
+        finally:
+            self.raw = before
+
+
+_SCALARS = frozenset({bool, int, float, complex, str})
+_WRITERS = frozenset({"__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__"})
+
+
+def engine_of(comm: Communicator, chooser: Callable[[], Chooser], key: Any) -> Engine:
+    """The engine of these collectives, made once; its plans last."""
+    found = _engines.setdefault(comm, {})
+    if key not in found:
+        found[key] = Engine(comm, chooser())
+    return found[key]
+
+
+# ---- composites -------------------------------------------------------------------------------
+
+_ungated: dict[Any, Any] = {}
+_GATES = frozenset(
+    {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
+)
+
+
+def _closed(*_: object, **__: object) -> bool:
+    return False
+
+
+def ungated(func: Any) -> Callable[..., Any] | None:
+    """A Python function of torch that does not ask for a mode again; None for other functions."""
+    if func in _ungated:
+        return cast("Callable[..., Any] | None", _ungated[func])
+    made = None
+    if isinstance(func, types.FunctionType) and func.__module__.startswith("torch"):
+        inner = func
+        while hasattr(inner, "__wrapped__") and isinstance(inner.__wrapped__, types.FunctionType):
+            inner = inner.__wrapped__
+        scope: Mapping[str, Any] = inner.__globals__
+        patched = {k: (_closed if k in _GATES else v) for k, v in scope.items()}
+        made = types.FunctionType(
+            inner.__code__, patched, inner.__name__, inner.__defaults__, inner.__closure__
+        )
+        made.__kwdefaults__ = inner.__kwdefaults__
+    _ungated[func] = made
+    return made
+
+
+def is_partial(layout: Layout) -> bool:
+    """Whether some axis holds summands."""
+    return any(s is P for s in layout)
