@@ -16,6 +16,7 @@ import typer
 
 from autoshard.cli.options import given, parse_bytes, writable
 from autoshard.cli.output import Output, guarded
+from autoshard.cli.visualize import visualize
 from autoshard.errors import InfeasibleError, ValidationError
 
 app = typer.Typer(
@@ -348,6 +349,9 @@ def validate(
     _show(output, lambda: json.dumps(report.to_json()), table, out)
     if not report.ok:
         raise typer.Exit(ValidationError.exit_status)
+
+
+app.command(short_help="Draw a trace of communication.")(visualize)
 
 
 def _show_plan(output: Output, found: Any, out: Path | None) -> None:

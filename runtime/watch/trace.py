@@ -71,11 +71,11 @@ def document(calls: Sequence[CallTrace]) -> dict[str, Any]:
     for call in calls:
         for trace in call.ranks:
             events += _events(call, trace, tracks, first_s)
-    mesh = [dict(axes) for axes in dict.fromkeys(tuple(call.axes.items()) for call in calls)]
+    about = [{"step": call.step, "name": call.name, "mesh": dict(call.axes)} for call in calls]
     return {
         "displayTimeUnit": "ms",
         "distributedInfo": {"rank": 0, "world_size": len(ranks), "backend": _backend(calls)},
-        "autoshard": {"version": VERSION, "meshes": mesh, "steps": len(calls)},
+        "autoshard": {"version": VERSION, "calls": about},
         "traceEvents": events,
     }
 
