@@ -34,6 +34,9 @@ from autoshard.errors import AutoshardError, CaptureError, InputError
 MAX_LITERAL = 1 << 20
 """Largest tensor attribute (elements) whose values are kept in a graph."""
 
+PLAIN_FUNCTIONS = frozenset({"GeLUFunction"})
+"""Autograd functions of transformers (Bloom) whose backward is their forward's derivative."""
+
 _patch_lock = threading.RLock()
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -350,7 +353,8 @@ def _no_functions() -> Iterator[None]:
     thread = threading.get_ident()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread and not cls.__module__.startswith("torch."):
+        known = cls.__module__.startswith("torch.") or cls.__qualname__ in PLAIN_FUNCTIONS
+        if threading.get_ident() == thread and not known:
             raise CaptureError(
                 f"the model calls torch.autograd.Function {cls.__name__!r}, whose backward cannot "
                 "be seen; write it with ordinary operators, or as torch.library.custom_op with a "

@@ -193,6 +193,16 @@ class Lowering:
     # ---- nodes ----------------------------------------------------------------------------
 
     def _node(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:
+        try:
+            self._convert(node, env)
+        except (AttributeError, AssertionError, IndexError, KeyError, TypeError) as error:
+            raise CaptureError(
+                f"{node.target} in module {module_path(node) or '(root)'} could not be brought "
+                f"into normal form ({type(error).__name__}: {error}); this is a defect of the analyzer, "
+                "please report it"
+            ) from error
+
+    def _convert(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:
         self.build.module = self._renamed(module_path(node))
         name = str(node.target)
         if node.op == "get_attr":

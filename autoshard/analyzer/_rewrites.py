@@ -56,11 +56,12 @@ class Call:
         return cls(str(node.target), node.target, args, shape, dtype, outputs)
 
     def renamed(self, op: str, target: Any) -> Call:
-        """The same call of another operator."""
-        names = {a.name for a in target._schema.arguments}
-        kept = {k: v for k, v in self.args.items() if k in names}
-        defaults = {a.name: a.default_value for a in target._schema.arguments}
-        return replace(self, op=op, target=target, args=defaults | kept)
+        """The same call of another operator, whose arguments stand in the same order."""
+        args = {a.name: a.default_value for a in target._schema.arguments}
+        old = self.target._schema.arguments
+        for before, after in zip(old, target._schema.arguments, strict=False):
+            args[after.name] = self.args[before.name]
+        return replace(self, op=op, target=target, args=args)
 
     def __getitem__(self, name: str) -> Any:
         return self.args[name]

@@ -104,6 +104,9 @@ def resolve(model: str | Mapping[str, Any] | nn.Module, name: str | None) -> Sou
         RequestError: a file or factory that cannot be read.
     """
     if isinstance(model, nn.Module):
+        # What torch.compile returns holds the module itself.
+        inner = model._modules.get("_orig_mod")
+        model = model if inner is None else inner
         return _from_module(model, name or type(model).__name__)
     if isinstance(model, Mapping):
         return from_config(model, name)

@@ -281,6 +281,27 @@ def test_a_config_file_and_a_saved_graph(tmp_path: Path) -> None:
     assert bool(module(**inputs).loss.isfinite())
 
 
+def test_a_model_without_weights_is_built_to_be_run() -> None:
+    with torch.device("meta"):
+        empty = llama(num_hidden_layers=2)()
+    captured = analyze(empty, batch=2, seq_len=6)
+    module = captured.materialize(seed=4)
+    inputs = captured.draw_inputs(seed=5)
+    assert module.training
+    args, kwargs = captured.arguments(inputs)
+    compare(module, captured, inputs, captured.loss(module(*args, **kwargs)))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.LSTM(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.GRUCell(4, 4)],
+)
+def test_layers_of_torch(layer: nn.Module) -> None:
+    captured = analyze(layer, torch.randn(3, 4))
+    twin = copy.deepcopy(layer)
+    compare(twin, captured, {"0": (x := torch.randn(3, 4))}, captured.loss(twin(x)))
+
+
 # ---- what is assumed ------------------------------------------------------------------------
 
 
