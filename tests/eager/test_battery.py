@@ -1,0 +1,31 @@
+"""Ordinary bodies on a 2 x 2 mesh in float64: outputs, gradients, parameters of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.eager.bodies import BODIES
+from tests.eager.world import check
+
+pytestmark = pytest.mark.multirank
+
+
+@pytest.fixture(autouse=True)
+def _doubles() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_body_is_that_of_one_device(name: str) -> None:
+    body = BODIES[name]
+    torch.manual_seed(0)
+    args = body.args()
+    check(
+        body.function, *args, cuts=body.cuts(), parameters=body.parameters, **body.options
+    )
