@@ -118,8 +118,9 @@ class CostModel:
             if not axes or (internal.phase == "backward" and not node.differentiable):
                 continue
             count = internal_elements(rule.sizes, internal, strategy, self.sizes, origin)
-            seconds = self.prices(internal.op, axes, count * internal.itemsize)
-            inner[internal.phase == "backward"] += seconds
+            inner[internal.phase == "backward"] += self.prices(
+                internal.op, axes, count * internal.itemsize
+            )
         if node.family in VIEWS:
             return OperatorCost(0.0, 0.0, *inner)
         by_name = self.graph.by_name
@@ -155,8 +156,10 @@ class CostModel:
 
 
 def weight_values(graph: ModelGraph) -> frozenset[str]:
-    """Parameters, and what only views them: what is kept of these for backward costs nothing
-    unless it was gathered."""
+    """Parameters, and what only views them.
+
+    What is kept of these for backward costs nothing unless it was gathered.
+    """
     out: set[str] = set()
     for node in graph.nodes:
         if node.op == "parameter" or (node.op in ALIASES and node.operands[0] in out):

@@ -139,7 +139,8 @@ class Elimination:
                 key = (insides, local, tuple(self.sizes[v] for v in names))
                 if key not in solved:
                     table = {i: self.sizes[v] for i, v in enumerate(names)}
-                    solved[key] = _Block(*map(tuple, self._greedy(insides, list(local), table)))
+                    order, left = self._greedy(insides, list(local), table)
+                    solved[key] = _Block(tuple(order), tuple(left))
                 block = solved[key]
                 self._order += [
                     _Elim(names[e.variable], e.step, tuple(names[u] for u in e.scope))
@@ -309,8 +310,7 @@ def _minimise(inputs: list[Array], sizes: tuple[int, ...]) -> Array:
 def _first_minimum(inputs: list[Array], at: tuple[int, ...], size: int) -> int:
     total = np.zeros(size)
     for array in inputs:
-        index = tuple(
-            0 if length == 1 else i for length, i in zip(array.shape[1:], at, strict=True)
-        )
-        total = total + array[(slice(None), *index)]
+        for length, i in zip(array.shape[1:], at, strict=True):
+            array = array[:, 0 if length == 1 else i]
+        total = total + array
     return int(total.argmin())

@@ -2,8 +2,8 @@
 
 Gradients that travel in buckets may hide behind backward; how much of them does is only known from
 the simulation of a finished program. So the additive problem is solved with all of them hidden
-(which bounds every schedule from below), with none hidden, and with the share that the simulation
-of the better one saw, until the share repeats; each answer is priced exactly and the best is kept.
+(which bounds every schedule from below), with none hidden, with a third exposed, and with the share
+that the simulation of the best saw, until it repeats; each answer is priced exactly, the best kept.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from autoshard.program import DEFAULT_BUCKET_BYTES, Program
 from autoshard.search.cost import CostModel, build_tables
 from autoshard.search.memory import optimizer_of
 from autoshard.search.price import Priced, price
-from autoshard.search.problem import Answer, Assignment, Problem
+from autoshard.search.problem import LEANEST, Answer, Assignment, Problem
 from autoshard.sharding.layout import Layout, Shape
 from autoshard.sharding.strategy import Passing, Strategy
+
+FIRST_SHARES = (1.0, 0.35)
+"""Exposed shares that are tried after 0, before those that simulations give."""
 
 ROUNDS = 4
 """Times that the exposed share, or the room for temporaries, is corrected from exact figures."""
@@ -121,41 +124,90 @@ def solve(
 
     The result may not fit: then it is the leanest one, and ``fits`` is False.
     """
-    sizes, names = tuple(sizes), tuple(axis_names)
-    if len(sizes) != len(names):
-        raise MeshError(f"{len(sizes)} sizes for {len(names)} axes: {sizes}, {names}")
+    search = _inner(
+        graph,
+        cluster,
+        sizes,
+        axis_names,
+        uses,
+        optimizer=optimizer,
+        memory_limit=memory_limit,
+        pins=pins,
+        passing=passing,
+        bucket_bytes=bucket_bytes,
+        fold=fold,
+        prepared=prepared,
+    )
+    program, priced, bound = search.run()
+    return search.solution(tuple(axis_names), tuple(sizes), program, priced, bound)
+
+
+def leanest(
+    graph: ModelGraph,
+    cluster: Cluster,
+    sizes: Sequence[int],
+    axis_names: Sequence[str],
+    uses: Sequence[AxisUse] | None = None,
+    *,
+    optimizer: str = "adamw",
+    memory_limit: int | None = None,
+    pins: Mapping[str, Layout] | None = None,
+    prepared: Prepared | None = None,
+) -> Solution:
+    """The program that takes the fewest bytes, however slow; arguments as of :func:`solve`."""
+    search = _inner(
+        graph,
+        cluster,
+        sizes,
+        axis_names,
+        uses,
+        optimizer=optimizer,
+        memory_limit=memory_limit,
+        pins=pins,
+        prepared=prepared,
+    )
+    return search.solution(tuple(axis_names), tuple(sizes), *search.leanest(), 0.0)
+
+
+def _inner(
+    graph: ModelGraph,
+    cluster: Cluster,
+    sizes: Sequence[int],
+    axis_names: Sequence[str],
+    uses: Sequence[AxisUse] | None,
+    *,
+    optimizer: str,
+    memory_limit: int | None,
+    pins: Mapping[str, Layout] | None,
+    passing: Passing = "star",
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    fold: bool = True,
+    prepared: Prepared | None = None,
+) -> _Inner:
+    if len(sizes) != len(axis_names):
+        raise MeshError(
+            f"{len(sizes)} sizes for {len(axis_names)} axes: {tuple(sizes)}, {tuple(axis_names)}"
+        )
     active = [i for i, s in enumerate(sizes) if s > 1]
     mesh = tuple(sizes[i] for i in active)
-    given = tuple(uses) if uses is not None else ("any",) * len(sizes)
-    used: tuple[AxisUse, ...] = tuple(given[i] for i in active)
+    anything: AxisUse = "any"
+    given = tuple(uses) if uses is not None else (anything,) * len(sizes)
+    if len(given) != len(sizes):
+        raise MeshError(f"{len(given)} uses for {len(sizes)} axes: {given}, {tuple(axis_names)}")
     prepared = prepared or Prepared(graph)
     model = CostModel(graph, cluster, mesh, prepared.rules, optimizer_of(optimizer))
     candidates = Candidates(
         graph,
         mesh,
-        uses=used,
+        uses=tuple(given[i] for i in active),
         passing=passing,
         pins=pins,
         rules=prepared.rules,
         proposals=prepared.proposals,
         batch=prepared.batch,
     )
-    search = _Inner(
-        model, candidates, tuple(names[i] for i in active), memory_limit, bucket_bytes, fold
-    )
-    program, priced, bound = search.run()
-    return Solution(
-        axis_names=names,
-        sizes=sizes,
-        uses=used,
-        strategies=program.strategies,
-        regather=program.regather,
-        program=program,
-        step_time=priced.step_time,
-        memory=priced.memory,
-        collectives=priced.collectives,
-        lower_bound_s=bound,
-    )
+    names = tuple(axis_names[i] for i in active)
+    return _Inner(model, candidates, names, memory_limit, bucket_bytes, fold)
 
 
 class _Inner:
@@ -175,27 +227,56 @@ class _Inner:
         )
         self._seen: dict[tuple[bytes, frozenset[int]], tuple[Program, Priced]] = {}
 
+    def solution(
+        self,
+        axis_names: tuple[str, ...],
+        sizes: Shape,
+        program: Program,
+        priced: Priced,
+        bound: float,
+    ) -> Solution:
+        """A priced program as the answer for a mesh that may have axes of size 1."""
+        return Solution(
+            axis_names=axis_names,
+            sizes=sizes,
+            uses=self.candidates.uses,
+            strategies=program.strategies,
+            regather=program.regather,
+            program=program,
+            step_time=priced.step_time,
+            memory=priced.memory,
+            collectives=priced.collectives,
+            lower_bound_s=bound,
+        )
+
     def run(self) -> tuple[Program, Priced, float]:
         """The best program, its figures, and the bound."""
         (answer, one), room = self._within(0.0, None)
         programs = [one]
         if not one[1].memory.fits:
             return *one, answer.bound
-        exposed, tried = 1.0, {0.0}
-        for _ in range(ROUNDS):
-            if exposed in tried:
-                break
+        tried = {0.0}
+        todo = list(FIRST_SHARES)
+        while todo and len(tried) < ROUNDS + len(FIRST_SHARES):
+            exposed = todo.pop(0)
             tried.add(exposed)
             (_, one), room = self._within(exposed, room)
             programs.append(one)
-            exposed = round(min(programs, key=_rank)[1].exposed_share, 3)
+            share = round(min(programs, key=_rank)[1].exposed_share, 2)
+            if not todo and share not in tried:
+                todo.append(share)
         best = min(programs, key=_rank)
         return *best, min(self._bound(answer), best[1].step_time.total_s)
+
+    def leanest(self) -> tuple[Program, Priced]:
+        """The program that takes the fewest bytes."""
+        _, found = self.problem.minimum(0.0, LEANEST)
+        return self._price(found)
 
     def _bound(self, hidden: Answer) -> float:
         """The highest bound found; ``hidden`` is the answer with all gradients hidden."""
         limit = 0.0 if self.limit is None else float(self.limit - self.model.cluster.reserve_bytes)
-        rest = (self.problem.bound(e, hidden.per_byte, limit) for e in (0.25, 0.5, 0.75, 1.0))
+        rest = (self.problem.bound(e, hidden.per_byte, limit) for e in (0.5, 1.0))
         return max(hidden.bound, *rest)
 
     def _within(
@@ -226,6 +307,8 @@ class _Inner:
             room = max(beyond, room + 0.001 * self.limit)
         assert best is not None
         assert loosest is not None
+        if not best[0][1].memory.fits:
+            best = min(best, (self.leanest(), best[1]), key=lambda found: _rank(found[0]))
         return (loosest, best[0]), best[1]
 
     def _price(self, found: Assignment) -> tuple[Program, Priced]:

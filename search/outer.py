@@ -2,9 +2,9 @@
 
 A configuration is a strategy (``data``, ``fsdp``, ``tensor``, ``hybrid``, or ``auto``: every
 operator decides for itself) and a factorization of the devices into data x model. An Optuna study
-holds them: the usual answers are enqueued first, so the result is never predicted slower than any of
-them; a space as small as this is then enumerated, unless fewer trials are asked for. Each trial calls
-the exact inner search. A configuration is priced once, however often it is proposed.
+holds them: the usual answers are enqueued first, so the result is never predicted slower than any
+of them; a space as small as this is then enumerated, unless fewer trials are asked for. Each trial
+calls the exact inner search. A configuration is priced once, however often it is proposed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autoshard.cluster import Cluster
 from autoshard.errors import InfeasibleError, MeshError, RequestError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Alternative, Memory, MeshDocument
-from autoshard.search.inner import Prepared, Solution, solve
+from autoshard.search.inner import Prepared, Solution, leanest, solve
 from autoshard.sharding.layout import Cut, Layout, R, Shape, State, canonical
 
 if TYPE_CHECKING:
@@ -64,13 +64,10 @@ class Configuration:
     @property
     def uses(self) -> tuple[AxisUse, ...]:
         """What each axis is for."""
-        match self.strategy:
-            case "auto":
-                return ("any",) * len(self.sizes)
-            case "hybrid":
-                return tuple("tensor" if n == "model" else "batch" for n in self.axis_names)
-            case only:
-                return (only,) * len(self.sizes)
+        if self.strategy == "hybrid":
+            return tuple("tensor" if n == "model" else "batch" for n in self.axis_names)
+        only: AxisUse = "any" if self.strategy == "auto" else self.strategy
+        return (only,) * len(self.sizes)
 
     @property
     def mesh(self) -> MeshDocument:
@@ -100,9 +97,15 @@ class SearchResult:
 
 
 def configurations(
-    devices: int, strategy: Strategy = "auto", mesh: Mapping[str, int] | None = None
+    devices: int,
+    strategy: Strategy = "auto",
+    mesh: Mapping[str, int] | None = None,
+    *,
+    devices_per_node: int = 1,
 ) -> list[Configuration]:
     """The outer space, the usual answers first.
+
+    Inside one node all places are alike, so there an ``auto`` mesh and its mirror image are one.
 
     Raises:
         UnknownNameError: no such strategy.
@@ -117,6 +120,8 @@ def configurations(
         if strategy == "auto" and sum(s > 1 for s in sizes) < 2:
             kinds = ("data", "fsdp", "tensor", "auto")
         return [Configuration(k, names, sizes) for k in kinds]
+    if devices == 1 and strategy == "auto":
+        return [Configuration("auto", AXES, (1, 1))]
     out: list[Configuration] = []
     pairs = [(devices // m, m) for m in range(1, devices + 1) if devices % m == 0]
     inner = [p for p in pairs if p[0] > 1 and p[1] > 1]
@@ -132,7 +137,8 @@ def configurations(
                 out.append(Configuration(kind, AXES, pairs[0]))
         else:
             out.append(Configuration(kind, AXES, (devices, 1)))
-            out += [Configuration(kind, AXES, p) for p in inner]
+            alike = devices <= devices_per_node
+            out += [Configuration(kind, AXES, p) for p in inner if p[0] >= p[1] or not alike]
     return out
 
 
@@ -189,7 +195,9 @@ def search(
         raise RequestError(f"trials must be at least 1, found {trials}")
     cluster = cluster if devices is None else cluster.with_devices(devices)
     limit = cluster.device.memory_bytes if memory_limit is None else memory_limit
-    space = configurations(cluster.devices, strategy, mesh)
+    space = configurations(
+        cluster.devices, strategy, mesh, devices_per_node=cluster.devices_per_node
+    )
     run = _Outer(graph, cluster, optimizer, limit, pins or {})
     study = run.study(space, trials, seed, storage, progress)
     fitting = {c: s for c, s in run.priced.items() if s.fits}
@@ -209,11 +217,17 @@ def search(
 
 class _Outer:
     def __init__(
-        self, graph: ModelGraph, cluster: Cluster, optimizer: str, limit: int, pins: Pins
+        self,
+        graph: ModelGraph,
+        cluster: Cluster,
+        optimizer: str,
+        limit: int,
+        pins: Pins,
+        prepared: Prepared | None = None,
     ) -> None:
         self.graph, self.cluster, self.optimizer = graph, cluster, optimizer
         self.limit, self.pins = limit, pins
-        self.prepared = Prepared(graph)
+        self.prepared = prepared or Prepared(graph)
         self.priced: dict[Configuration, Solution] = {}
         if unknown := sorted(set(pins) - set(graph.parameters)):
             raise UnknownNameError("parameter", unknown[0], graph.parameters)
@@ -233,6 +247,20 @@ class _Outer:
                 prepared=self.prepared,
             )
         return self.priced[configuration]
+
+    def leanest(self, configuration: Configuration) -> Solution:
+        """The configuration's leanest program."""
+        return leanest(
+            self.graph,
+            self.cluster,
+            configuration.sizes,
+            configuration.axis_names,
+            configuration.uses,
+            optimizer=self.optimizer,
+            memory_limit=self.limit,
+            pins=self._pins(configuration),
+            prepared=self.prepared,
+        )
 
     def _pins(self, configuration: Configuration) -> dict[str, Layout]:
         mesh = [
@@ -260,7 +288,7 @@ class _Outer:
         import optuna
 
         total = min(len(space), trials or (len(space) if len(space) <= EXHAUSTIVE else 100))
-        place = {(c.strategy, c.text): c for c in space}
+        place: dict[tuple[str, str], Configuration] = {(c.strategy, c.text): c for c in space}
         meshes: dict[str, list[str]] = {}
         for c in space:
             meshes.setdefault(c.strategy, []).append(c.text)
@@ -293,7 +321,8 @@ class _Outer:
         return study
 
     def _name(self) -> str:
-        return f"{self.graph.name} {self.graph.fingerprint} on {self.cluster.devices} {self.cluster.name}"
+        where = f"{self.cluster.devices} {self.cluster.name}"
+        return f"{self.graph.name} {self.graph.fingerprint} on {where}"
 
 
 def _record(trial: Trial, configuration: Configuration, solution: Solution) -> None:
@@ -375,20 +404,20 @@ def _infeasible(
     mesh: Mapping[str, int] | None,
     regraph: Callable[[int], ModelGraph] | None,
 ) -> InfeasibleError:
-    leanest = min(run.priced.values(), key=lambda s: s.memory.total_bytes)
+    closest = min(run.priced.values(), key=lambda s: s.memory.total_bytes)
     forced = f"strategy {strategy}" if strategy != "auto" else "any strategy"
     where = ", ".join(f"{n}={s}" for n, s in mesh.items()) if mesh else "any mesh"
     return InfeasibleError(
         f"{run.graph.name} (global batch {run.graph.batch}, {run.optimizer}) does not fit on "
         f"{run.cluster.devices} devices of {run.cluster.name} with {forced} on {where}",
-        binding=binding(leanest.memory),
-        nearest=_nearest(run, leanest, strategy, mesh, regraph),
+        binding=binding(closest.memory),
+        nearest=_nearest(run, closest, strategy, mesh, regraph),
     )
 
 
 def _nearest(
     run: _Outer,
-    leanest: Solution,
+    closest: Solution,
     strategy: Strategy,
     mesh: Mapping[str, int] | None,
     regraph: Callable[[int], ModelGraph] | None,
@@ -396,33 +425,49 @@ def _nearest(
     """Single changes that do fit, each found by solving it."""
     out: list[str] = []
 
-    def fits(graph: ModelGraph, cluster: Cluster, optimizer: str, kind: Strategy) -> bool:
-        same = mesh if cluster.devices == run.cluster.devices and kind == strategy else None
+    def fits(
+        graph: ModelGraph,
+        cluster: Cluster,
+        optimizer: str,
+        same: bool = True,
+        kind: Strategy = strategy,
+    ) -> bool:
         limit = min(run.limit, cluster.device.memory_bytes)
-        other = _Outer(graph, cluster, optimizer, limit, run.pins)
-        space = configurations(cluster.devices, kind, same)
-        return any(other.price(c).fits for c in sorted(space, key=lambda c: c.strategy != "fsdp"))
+        known = run.prepared if graph is run.graph else None
+        other = _Outer(graph, cluster, optimizer, limit, run.pins, known)
+        space = configurations(
+            cluster.devices,
+            kind,
+            mesh if same else None,
+            devices_per_node=cluster.devices_per_node,
+        )
+        # The leanest of all are among those where every operator decides for itself.
+        wanted = [c for c in space if c.strategy == kind]
+        return any(other.leanest(c).fits for c in wanted)
 
-    if (strategy != "auto" or mesh) and fits(run.graph, run.cluster, run.optimizer, "auto"):
+    if (strategy != "auto" or mesh) and fits(
+        run.graph, run.cluster, run.optimizer, same=False, kind="auto"
+    ):
         out.append("strategy auto on any mesh")
     if run.cluster.device.kind != "cpu":
         for factor in (2, 4, 8, 16, 32, 64):
             devices = run.cluster.devices * factor
             if devices > run.cluster.devices_per_node and devices % run.cluster.devices_per_node:
                 continue
-            if fits(run.graph, run.cluster.with_devices(devices), run.optimizer, strategy):
+            if fits(run.graph, run.cluster.with_devices(devices), run.optimizer, same=False):
                 out.append(f"{devices} devices")
                 break
     batch = run.graph.batch
     while regraph is not None and batch % 2 == 0 and batch > 1:
         batch //= 2
-        if fits(regraph(batch), run.cluster, run.optimizer, strategy):
+        if fits(regraph(batch), run.cluster, run.optimizer):
             out.append(f"global batch {batch}")
             break
     for optimizer in ("sgd-momentum", "sgd"):
-        if optimizer != run.optimizer and fits(run.graph, run.cluster, optimizer, strategy):
+        if optimizer != run.optimizer and fits(run.graph, run.cluster, optimizer):
             out.append(f"optimizer {optimizer}")
             break
-    needed = leanest.memory.total_bytes
-    out.append(f"{-(-needed // 10**8) / 10:.1f} GB on each device")
+    needed = closest.memory.total_bytes
+    step = 10 ** max(0, len(str(needed)) - 3)
+    out.append(f"{-(-needed // step) * step / 1e9:g} GB on each device")
     return out

@@ -9,7 +9,7 @@ paths are found for all sizes together. A test compares every entry of whole tab
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -70,7 +70,7 @@ def _step(a: int, b: int, cuts: int) -> str | None:
     return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _moves(axes: tuple[int, ...], clash: int) -> tuple[int, int, tuple[_Move, ...]]:
     """(number of joint states, number of the target, the steps between them).
 
@@ -193,7 +193,7 @@ class Halves:
         clash = np.zeros((count, count), dtype=np.int64)
         for i, j in zip(*np.nonzero(both & same_dim), strict=True):
             a, b = states[i], states[j]
-            clash[i, j] = not disjoint(a, b)  # type: ignore[arg-type]
+            clash[i, j] = isinstance(a, Cut) and isinstance(b, Cut) and not disjoint(a, b)
         self._clash = clash
         odd = [
             [s.n if isinstance(s, Cut) and s.n % size else 0 for s in states] for size in self.mesh

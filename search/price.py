@@ -13,7 +13,6 @@ however many views and savers it has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,7 +82,7 @@ class _Pricer:
         self.link_free = 0.0
         self.compute = self.communication = self.fused = 0.0
         self.groups: dict[tuple[str, tuple[str, ...], Phase], list[float]] = {}
-        self._operators: dict[tuple[object, int], OperatorCost] = {}
+        self._operators: dict[object, OperatorCost] = {}
         self._messages: dict[tuple[int, bool], list[tuple[str, tuple[int, ...], int, float]]] = {}
 
     def run(self) -> Priced:
@@ -109,8 +108,6 @@ class _Pricer:
         )
         blocking = self.communication - self.fused
         share = (exposed - blocking) / self.fused if self.fused else 0.0
-        names = {a: n for a, n in enumerate(program.axis_names)}
-        assert len(names) == len(program.sizes)
         return Priced(
             step_time=step,
             memory=_MemoryWalk(self.model, program).run(self.limit),
@@ -179,9 +176,9 @@ class _Pricer:
             node.differentiable,
             node.op,
         )
-        found = self._operators.get(key)  # type: ignore[arg-type]
+        found = self._operators.get(key)
         if found is None:
-            found = self._operators[key] = self.model.operator(node, strategy)  # type: ignore[index]
+            found = self._operators[key] = self.model.operator(node, strategy)
         return found
 
     def _edge(self, edge: Edge, back: bool, phase: Phase) -> None:
@@ -443,8 +440,3 @@ class _MemoryWalk:
 
     def _gradient_bytes(self, node: Node, layout: Layout) -> int:
         return self.model.local_bytes(node, gradient_half(layout))
-
-
-def counted(groups: tuple[CollectiveGroup, ...]) -> Mapping[tuple[str, tuple[str, ...], str], int]:
-    """Count of each kind of message, for comparison with a program's own list."""
-    return {(g.op, g.axes, g.phase): g.count for g in groups}

@@ -1,0 +1,207 @@
+"""The outer search: never beaten by a usual answer, repeatable, truthful when nothing fits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autoshard.cluster import Cluster
+from autoshard.errors import InfeasibleError, MeshError, RequestError, UnknownNameError
+from autoshard.graph import ModelGraph
+from autoshard.search import configurations, search
+from autoshard.sharding.layout import Cut
+from tests.search.model_graphs import llama, mlp
+
+H100 = Cluster.preset("h100", 8)
+
+
+def small(devices: int = 8, memory: int | None = None) -> Cluster:
+    cluster = replace(Cluster.preset("h100", devices), reserve_bytes=0)
+    if memory is None:
+        return cluster
+    return replace(cluster, device=replace(cluster.device, memory_bytes=memory))
+
+
+def choices(result: object) -> dict[str, str]:
+    strategies = result.best.strategies  # type: ignore[attr-defined]
+    return {name: str(s) for name, s in strategies.items()}
+
+
+@pytest.mark.parametrize("cluster", ["h100", "a100-40", "local"])
+@pytest.mark.parametrize("graph", [mlp(), llama(2)], ids=["mlp", "llama"])
+def test_no_usual_answer_and_no_forced_mesh_is_faster(graph: ModelGraph, cluster: str) -> None:
+    devices = Cluster.preset(cluster, 4)
+    best = search(graph, devices).best.step_time.total_s
+    for strategy in ("data", "fsdp", "tensor", "hybrid"):
+        assert best <= search(graph, devices, strategy=strategy).best.step_time.total_s
+    for mesh in ({"data": 4}, {"data": 2, "model": 2}, {"model": 4}):
+        assert best <= search(graph, devices, mesh=mesh).best.step_time.total_s * (1 + 1e-9)
+
+
+def test_alternatives_say_why_they_lost() -> None:
+    result = search(llama(2), H100)
+    assert result.exhaustive
+    assert [a.step_time_s for a in result.alternatives] == sorted(
+        a.step_time_s or 0 for a in result.alternatives
+    )
+    labels = {a.label for a in result.alternatives} | {result.configuration.label}
+    assert {"data, data=8", "fsdp, data=8", "tensor, model=8", "hybrid, data=4, model=2"} <= labels
+    assert all("times as slow" in a.why or "as fast as" in a.why for a in result.alternatives)
+    assert result.lower_bound_s <= result.best.step_time.total_s
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    one, two = (search(llama(2), H100, seed=3) for _ in range(2))
+    assert one.configuration == two.configuration
+    assert choices(one) == choices(two)
+    assert one.best.step_time == two.best.step_time
+    assert one.best.regather == two.best.regather
+
+
+def test_plans_do_not_depend_on_the_hash_seed() -> None:
+    code = (
+        "from tests.search.model_graphs import llama\n"
+        "from autoshard.cluster import Cluster\n"
+        "from autoshard.search import search\n"
+        "r = search(llama(2), Cluster.preset('h100', 4), mesh={'data': 2, 'model': 2})\n"
+        "print(r.configuration, {n: str(s) for n, s in r.best.strategies.items()})\n"
+    )
+    root = Path(__file__).parents[2]
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=root,
+            env={"PYTHONHASHSEED": seed, "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_few_trials_price_the_usual_answers_first() -> None:
+    result = search(mlp(), H100, trials=3)
+    assert not result.exhaustive
+    priced = {result.configuration.strategy} | {a.label.split(",")[0] for a in result.alternatives}
+    assert priced == {"data", "fsdp", "tensor"}
+
+
+def test_the_study_shows_the_search(tmp_path: Path) -> None:
+    import optuna
+
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    seen: list[tuple[int, int, str]] = []
+    result = search(mlp(), H100, trials=3, storage=url, progress=lambda *a: seen.append(a))
+    (name,) = optuna.get_all_study_names(url)
+    study = optuna.load_study(study_name=name, storage=url)
+    assert len(study.trials) == len(result.alternatives) + 1 == len(seen)
+    best = study.best_trial
+    assert best.value == pytest.approx(result.best.step_time.total_s)
+    assert best.user_attrs["memory_bytes"] == result.best.memory.total_bytes
+    assert [done for done, _, _ in seen] == list(range(1, len(seen) + 1))
+    again = search(mlp(), H100, trials=1, storage=url)
+    assert len(optuna.load_study(study_name=name, storage=url).trials) == 4
+    assert again.study.best_value == pytest.approx(best.value)
+
+
+def test_what_does_not_fit_is_marked_in_the_study() -> None:
+    cluster = small(memory=16_000_000)
+    result = search(llama(2), cluster)
+    lost = [a for a in result.alternatives if not a.fits]
+    assert lost
+    assert all("GB too much" in a.why for a in lost)
+    bad = [t for t in result.study.trials if any(v > 0 for v in t.constraints.values())]
+    assert len(bad) == len(lost)
+
+
+def test_one_device_needs_no_mesh() -> None:
+    result = search(mlp(), Cluster.preset("h100", 1))
+    assert result.best.program.sizes == ()
+    assert result.best.collectives == ()
+
+
+# ---- nothing fits -------------------------------------------------------------------------------
+
+
+def test_an_infeasible_answer_names_changes_that_do_fit() -> None:
+    def of_batch(batch: int) -> ModelGraph:
+        return llama(2, batch=batch)
+
+    cluster = small(devices=2, memory=20_000_000)
+    with pytest.raises(InfeasibleError, match="does not fit on 2 devices of h100") as caught:
+        search(of_batch(8), cluster, regraph=of_batch)
+    error = caught.value
+    assert error.exit_status == 3
+    assert "GB too much" in error.binding
+    assert len(error.nearest) >= 3
+    for change in error.nearest:
+        words = change.split()
+        if words[-1] == "devices":
+            search(of_batch(8), cluster, int(words[0]))
+        elif words[:2] == ["global", "batch"]:
+            search(of_batch(int(words[2])), cluster)
+        elif words[0] == "optimizer":
+            search(of_batch(8), cluster, optimizer=words[1])
+        elif words[1] == "GB":
+            search(of_batch(8), small(devices=2, memory=round(float(words[0]) * 1e9)))
+        else:
+            pytest.fail(f"not a change that this test knows: {change}")
+
+
+def test_a_forced_strategy_that_does_not_fit_points_to_the_free_search() -> None:
+    cluster = small(memory=20_000_000)
+    with pytest.raises(InfeasibleError, match="with strategy data on any mesh") as caught:
+        search(llama(2), cluster, strategy="data")
+    assert "strategy auto on any mesh" in caught.value.nearest
+    assert search(llama(2), cluster).best.fits
+
+
+# ---- the request --------------------------------------------------------------------------------
+
+
+def test_pinned_parameters_are_stored_as_they_must_be() -> None:
+    pins = {"up0_w": {"model": Cut(0, 1, 1024)}}
+    result = search(mlp(), H100, mesh={"data": 2, "model": 4}, pins=pins)
+    stored = result.best.strategies["up0_w"].result
+    assert repr(stored) == "(R, S(0))"
+
+
+def test_unknown_names_list_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown strategy 'fsdpp'; nearest: fsdp"):
+        search(mlp(), H100, strategy="fsdpp")  # type: ignore[arg-type]
+    with pytest.raises(UnknownNameError, match="unknown optimizer 'adamv'; nearest: adam, adamw"):
+        search(mlp(), H100, optimizer="adamv")
+    with pytest.raises(UnknownNameError, match="unknown parameter 'up_w'; nearest"):
+        search(mlp(), H100, pins={"up_w": {}})
+    with pytest.raises(MeshError, match="mesh data=4 has 4 devices, the cluster has 8"):
+        search(mlp(), H100, mesh={"data": 4})
+    with pytest.raises(MeshError, match="axis 'data' has size 0"):
+        search(mlp(), H100, mesh={"data": 0})
+    with pytest.raises(RequestError, match="trials must be at least 1"):
+        search(mlp(), H100, trials=0)
+
+
+def test_the_space_is_every_factorization_once() -> None:
+    inside = configurations(8, devices_per_node=8)
+    assert [c.label for c in inside if c.strategy == "auto"] == [
+        "auto, data=8",
+        "auto, data=4, model=2",
+    ]
+    across = configurations(16, devices_per_node=8)
+    assert {c.sizes for c in across if c.strategy == "auto"} == {(16, 1), (8, 2), (4, 4), (2, 8)}
+    assert len(configurations(4096)) < 100
+
+
+def test_planning_imports_neither_torch_nor_optuna() -> None:
+    code = (
+        "import sys, autoshard.search, autoshard.cluster; "
+        "print(sorted({'torch', 'transformers', 'optuna'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
