@@ -198,8 +198,8 @@ class Lowering:
         except (AttributeError, AssertionError, IndexError, KeyError, TypeError) as error:
             raise CaptureError(
                 f"{node.target} in module {module_path(node) or '(root)'} could not be brought "
-                f"into normal form ({type(error).__name__}: {error}); this is a defect of the analyzer, "
-                "please report it"
+                f"into normal form ({type(error).__name__}: {error}); this is a defect of the "
+                "analyzer, please report it"
             ) from error
 
     def _convert(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:

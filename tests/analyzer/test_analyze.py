@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autoshard.analyzer import Captured, analyze, list_presets, load_preset
+from autoshard.analyzer import Captured, analyze, evaluate_constants, list_presets, load_preset
 from autoshard.analyzer._sources import resolve
 from autoshard.errors import CaptureError, InputError, RequestError, UnknownNameError
 from autoshard.graph import ModelGraph
@@ -642,6 +642,24 @@ def test_sizes_are_checked() -> None:
         analyze(Stack(), torch.zeros(1, 8), batch=2)
     with pytest.raises(UnknownNameError, match="dtype 'bf17'"):
         analyze(Stack(), dtype="bf17")
+
+
+def test_constants_need_their_buffers() -> None:
+    graph = analyze(Ops(), (torch.randn(3, 4, 5), torch.randint(0, 4, (3, 5)))).graph
+    with pytest.raises(InputError, match="value of buffer 'offset' is needed"):
+        evaluate_constants(graph, {})
+    with pytest.raises(InputError, match=r"'offset' has shape \(2,\)"):
+        evaluate_constants(graph, {"offset": torch.zeros(2)})
+    values = evaluate_constants(graph, {"offset": torch.arange(6.0)}, torch.float64)
+    assert {v.dtype for v in values.values()} == {torch.float64}
+
+
+def test_a_model_that_trains_nothing_says_so() -> None:
+    module = Stack()
+    module.requires_grad_(False)
+    graph = analyze(module.eval(), torch.zeros(2, 8)).graph
+    assert any("nothing is trained" in w for w in graph.warnings)
+    assert any("eval mode" in a for a in graph.assumptions)
 
 
 def test_a_graph_from_json_needs_no_model_code() -> None:
