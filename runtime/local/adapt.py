@@ -143,9 +143,12 @@ def convolution(site: Site) -> Local:
     return plain(site, groups=side[channel] // window[1])
 
 
-@local_for(*MAXIMA, *AVERAGES, *INTERPOLATIONS, "aten.pad", "aten.instance_norm")
+@local_for(
+    *(*MAXIMA, *AVERAGES, *INTERPOLATIONS),
+    *("aten.pad", "aten.instance_norm", "aten.pixel_shuffle", "aten.std", "aten.var"),
+)
 def nonempty(site: Site) -> Local:
-    """The operator itself, whose kernels refuse empty shards."""
+    """The operator itself, whose kernels refuse empty shards, or warn of them."""
     return zeros_if_empty(site) or plain(site)
 
 

@@ -482,6 +482,19 @@ LOOKUP = [
 
 LOOKUP += [
     case(
+        "aten.scatter_add.default",
+        "self index src",
+        (3, 4),
+        (3, 6),
+        (3, 6),
+        kinds=["n", 4, "n"],
+        dim=1,
+    ),
+    case("aten.one_hot.default", "self", (3, 2), kinds=[4], num_classes=4),
+    case("aten.pixel_shuffle.default", "self", (2, 12, 3, 2), upscale_factor=2),
+    case("aten.prelu.default", "self weight", (2, 3, 4), (3,)),
+    case("aten.prelu.default", "self weight", (2, 3, 4), (1,), note="one slope"),
+    case(
         "aten.index_put.default",
         "self indices.0 values",
         (5, 3),

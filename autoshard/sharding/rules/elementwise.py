@@ -7,6 +7,8 @@ that is *added* would be added on every device.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoshard.sharding.registry import OpCall, rule_for
 from autoshard.sharding.rule import Rule
 from autoshard.sharding.rules.dims import broadcast, number
@@ -86,12 +88,7 @@ def where(call: OpCall) -> Rule:
     rule = broadcast(call)
     if any(scalars) or not branches or call.itemsize == 1:
         return rule
-    return Rule(
-        operands=rule.operands,
-        result=rule.result,
-        sizes=rule.sizes,
-        linear=(frozenset(branches),),
-    )
+    return replace(rule, linear=(frozenset(branches),))
 
 
 @rule_for("aten.masked_fill")
@@ -100,12 +97,16 @@ def masked_fill(call: OpCall) -> Rule:
     rule = broadcast(call)
     if len(call.shapes) != 2 or number(call, "value", 0) or call.itemsize == 1:
         return rule
-    return Rule(
-        operands=rule.operands,
-        result=rule.result,
-        sizes=rule.sizes,
-        linear=(frozenset({0}),),
-    )
+    return replace(rule, linear=(frozenset({0}),))
+
+
+@rule_for("aten.prelu")
+def prelu(call: OpCall) -> Rule:
+    """``a b c, b -> a b c``: one slope a channel, or one for all."""
+    rule = broadcast(OpCall(op=call.op, shapes=call.shapes[:1], roles=(), result=call.result))
+    (slopes,) = call.shapes[1]
+    channel = (rule.result[1],) if slopes > 1 else ((),)
+    return replace(rule, operands=(rule.result, channel))
 
 
 @rule_for(*(f"aten.{name}" for name in LOSSES))

@@ -73,6 +73,38 @@ def gather(call: OpCall) -> Rule:
     )
 
 
+@rule_for("aten.scatter_add")
+def scatter_add(call: OpCall) -> Rule | None:
+    """``a v, a n, a n -> a v``, v and n whole; None where the index is shorter in another dim."""
+    shape, index, source = call.shapes
+    names = letters(len(shape))
+    dim = integer(call, "dim", 0) % max(len(shape), 1)
+    others = [i for i in range(len(shape)) if i != dim]
+    if index != source or any(shape[i] != index[i] for i in others):
+        return None
+    items = single("items" if i == dim else n for i, n in enumerate(names))
+    sizes = dict(zip(names, shape, strict=True))
+    return Rule(
+        operands=(single(names), items, items),
+        result=single(names),
+        sizes={**sizes, "items": index[dim]},
+        whole=frozenset({"items", names[dim]}),
+        linear=linear_groups(call, [[0, 2]]),
+    )
+
+
+@rule_for("aten.one_hot")
+def one_hot(call: OpCall) -> Rule:
+    """``a b -> a b n``, n whole."""
+    names = letters(len(call.result))
+    return Rule(
+        operands=(single(names[:-1]),),
+        result=single(names),
+        sizes=dict(zip(names, call.result, strict=True)),
+        whole=frozenset(names[-1:]),
+    )
+
+
 @dataclass(frozen=True)
 class _Indexed:
     """``x[i, j]``: dims of x, of each index, and of the result."""

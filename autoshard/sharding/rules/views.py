@@ -171,7 +171,11 @@ def _each_repeated(call: OpCall, dim: int) -> Rule:
 
 @rule_for("autoshard.repeat_kv")
 def repeat_kv(call: OpCall) -> Rule:
-    """``a b c d -> a (b r) c d``: each key or value head once for every query head that uses it."""
+    """``a b c d -> a (b r) c d``: each key or value head once for every query head that uses it.
+
+    Over more devices than key heads no factor can be cut: keys and values are then computed
+    everywhere (``RP``) and the result is sliced, without a message.
+    """
     return _each_repeated(call, 1)
 
 

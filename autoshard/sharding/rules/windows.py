@@ -73,6 +73,23 @@ def _windowed(call: OpCall, spatial: int, *, linear: bool) -> Rule:
     )
 
 
+@rule_for("aten.pixel_shuffle")
+def pixel_shuffle(call: OpCall) -> Rule:
+    """``n (c r) x y -> n c u v``; r and spatial dims whole."""
+    shape, result = call.shapes[0], call.result
+    lead = tuple(f"n{i}" for i in range(len(shape) - 3))
+    sizes = dict(zip(lead, shape[:-3], strict=True))
+    sizes |= {"c": result[-3], "r": shape[-3] // result[-3]}
+    sizes |= {"x": shape[-2], "y": shape[-1], "u": result[-2], "v": result[-1]}
+    return Rule(
+        operands=((*single(lead), ("c", "r"), *single("xy")),),
+        result=(*single(lead), *single("cuv")),
+        sizes=sizes,
+        whole=frozenset("rxyuv"),
+        linear=linear_groups(call, [[0]]),
+    )
+
+
 MAXIMA = tuple(f"aten.{name}{n}d" for name in ("max_pool", "adaptive_max_pool") for n in (1, 2, 3))
 AVERAGES = tuple(
     f"aten.{name}{n}d" for name in ("avg_pool", "adaptive_avg_pool") for n in (1, 2, 3)
