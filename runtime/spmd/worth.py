@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autoshard.runtime.watch.records import seconds_text
 from autoshard.sharding.layout import Cut, Shape
 from autoshard.sharding.mesh import DeviceMesh
 from autoshard.sharding.spec import ShardingSpec
@@ -89,8 +90,8 @@ def warn_of_small_cuts(
     _, text, saves, costs = max(poor)
     also = f" (and {len(poor) - 1} smaller ones)" if len(poor) > 1 else ""
     warnings.warn(
-        f"{text}{also} is cut, which saves at most {saves * 1e6:.3g} us a call and costs at least "
-        f"{costs * 1e6:.3g} us on {mesh.size} processes of this machine; leave it whole: "
+        f"{text}{also} is cut, which saves at most {seconds_text(saves)} a call and costs at least "
+        f"{seconds_text(costs)} on {mesh.size} processes of this machine; leave it whole: "
         "PartitionSpec()",
         SmallCutWarning,
         stacklevel=5,
