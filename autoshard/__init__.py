@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoshard.cluster import Cluster
     from autoshard.errors import (
         AutoshardError,
         CaptureError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         ValidationError,
     )
     from autoshard.graph import ModelGraph
+    from autoshard.planner import Plan, analyze, estimate, optimize, validate
     from autoshard.sharding.mesh import DeviceMesh
     from autoshard.sharding.registry import sharding_rule
     from autoshard.sharding.spec import P, PartitionSpec, ShardingSpec
