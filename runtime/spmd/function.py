@@ -303,7 +303,7 @@ class _Call:
 
         tensors = [(f"argument {p.name!r}", p.value) for p in self.placed]
         check_agreement(world, self._description(), tensors, self.modules)
-        comm = communicator(self.mesh, self.spmd._timeout_s, timed=watch)
+        comm = communicator(self.mesh, self.spmd._timeout_s)
         request = self._request(ambient=None, watch=watch)
         result, seen, captured = perform(request, comm)
         pieces, changes = collect(request, result, captured)

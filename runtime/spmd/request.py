@@ -31,6 +31,13 @@ from autoshard.runtime.processes import World
 from autoshard.runtime.shards import take_shard
 from autoshard.runtime.spmd.ambient import Ambient, Generators, changed_generators
 from autoshard.runtime.spmd.specs import OutLayouts
+from autoshard.runtime.watch.recording import (
+    MemoryWatch,
+    TimedCommunicator,
+    TimedRecorder,
+    clock_offset_s,
+    named_spans,
+)
 from autoshard.runtime.watch.records import RankTrace
 from autoshard.sharding.layout import Layout, R, Shape, forward_half
 from autoshard.sharding.mesh import DeviceMesh
@@ -204,21 +211,17 @@ def is_running() -> bool:
     return _is_running
 
 
-_communicators: dict[tuple[Shape, tuple[str, ...], bool], tuple[object, Communicator]] = {}
+_communicators: dict[tuple[Shape, tuple[str, ...]], tuple[object, Communicator]] = {}
 
 
-def communicator(mesh: DeviceMesh, timeout_s: float, *, timed: bool) -> Communicator:
+def communicator(mesh: DeviceMesh, timeout_s: float) -> Communicator:
     """The communicator of a mesh; its groups are made once in the life of the process."""
-    key = mesh.shape, mesh.axis_names, timed
+    key = mesh.shape, mesh.axis_names
     world = dist.group.WORLD
     found = _communicators.get(key)
     if found is None or found[0] is not world:
-        make = Communicator
-        if timed:
-            from autoshard.runtime.watch.recording import TimedCommunicator
-
-            make = TimedCommunicator
-        found = _communicators[key] = world, make(mesh.shape, mesh.axis_names, timeout_s=timeout_s)
+        made = TimedCommunicator(mesh.shape, mesh.axis_names, timeout_s=timeout_s)
+        found = _communicators[key] = world, made
     return found[1]
 
 
@@ -232,7 +235,7 @@ def execute(world: World, request: Request) -> Reply:
         optimizer = getattr(value, "optimizer", None)
         if isinstance(optimizer, Optimizer):
             _let_scheduler_see(optimizer)
-    comm = communicator(request.mesh, world.timeout_s, timed=request.watch)
+    comm = communicator(request.mesh, world.timeout_s)
     with _quiet(world.rank):
         result, trace, captured = perform(request, comm)
     pieces, changes = collect(request, result, captured)
@@ -405,13 +408,6 @@ def _quiet(rank: int) -> Iterator[None]:
 
 
 def _watched(run: Callable[[Any], BodyResult], comm: Communicator) -> tuple[BodyResult, RankTrace]:
-    from autoshard.runtime.watch.recording import (
-        MemoryWatch,
-        TimedRecorder,
-        clock_offset_s,
-        named_spans,
-    )
-
     recorder = TimedRecorder()
     memory = MemoryWatch(comm.device)
     start = time.perf_counter()

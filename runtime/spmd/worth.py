@@ -104,4 +104,3 @@ def _is_parameter(tensor: Any) -> bool:
 
 def _itemsize(tensor: Any) -> int:
     return int(tensor.element_size() if isinstance(tensor, torch.Tensor) else tensor.itemsize)
-

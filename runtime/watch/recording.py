@@ -131,13 +131,20 @@ class TimedCommunicator(Communicator):
         """Issue a collective; see :meth:`Communicator.start`."""
         recorder = self.recorder
         issue = partial(
-            super().start, op, buffer, axes, reduction=reduction, phase=phase, value=value
+            super().start,
+            op,
+            buffer,
+            axes,
+            reduction=reduction,
+            phase=phase,
+            value=value,
+            async_op=async_op,
         )
         if not isinstance(recorder, TimedRecorder):
-            return issue(async_op=async_op)
+            return issue()
         number = len(recorder.issued)
         start = time.perf_counter()
-        pending = issue(async_op=async_op)
+        pending = issue()
         if len(recorder.issued) == number:  # a group of one rank
             return pending
         if not async_op:
@@ -218,10 +225,12 @@ def named_spans(recorder: TimedRecorder) -> Iterator[None]:
     def after(*_: object) -> None:
         recorder.spans.append(("optimizer", optimizing.pop(), time.perf_counter()))
 
-    import torch.autograd as autograd
     from torch.optim import optimizer as optim
 
-    run = autograd._engine_run_backward  # type: ignore[attr-defined]
+    run = torch.autograd.graph._engine_run_backward
+    # Whoever runs the engine has it under this name.
+    users: list[Any] = [torch.autograd, sys.modules.get("autoshard.runtime.eager.autograd")]
+    users = [user for user in users if hasattr(user, "_engine_run_backward")]
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         with recorder.span("backward"):
@@ -231,10 +240,12 @@ def named_spans(recorder: TimedRecorder) -> Iterator[None]:
         optim.register_optimizer_step_pre_hook(before),
         optim.register_optimizer_step_post_hook(after),
     ]
-    autograd._engine_run_backward = timed  # type: ignore[attr-defined]
+    for user in users:
+        user._engine_run_backward = timed
     try:
         yield
     finally:
-        autograd._engine_run_backward = run  # type: ignore[attr-defined]
+        for user in users:
+            user._engine_run_backward = run
         for hook in hooks:
             hook.remove()
