@@ -38,7 +38,7 @@ class _Search:
     ) -> None:
         self.program, self.parts, self.right, self.tolerance = program, parts, right, tolerance
         gradients = right.backward.values()
-        self.floor = 1e-4 * max((magnitude(g) for g in gradients), default=0.0)
+        self.floor = 1e-3 * max((magnitude(g) for g in gradients), default=0.0)
 
     def _off(self, place: Place, layout: Layout, *, backward: bool) -> float:
         whole = (self.right.backward if backward else self.right.forward).get(place)

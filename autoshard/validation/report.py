@@ -81,9 +81,9 @@ class ValidationReport:
         capture: module and graph on one device.
         step_seconds: measured, median of a few steps of the slowest process; forward and backward,
             without the optimizer.
-        predicted_step_seconds: what the plan said, for its own cluster.
+        predicted_step_seconds: what the plan said of the same, for its own cluster.
         peak_bytes: measured, of the fullest process.
-        predicted_peak_bytes: what the plan said.
+        predicted_peak_bytes: what the plan said, without optimizer state and reserve.
         memory_method: how memory was measured.
         seconds: how long the validation took.
     """

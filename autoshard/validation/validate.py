@@ -146,6 +146,20 @@ def _predicted_bytes(plan: Program | PlanDocument) -> int | None:
     return plan.memory.total_bytes - plan.memory.optimizer_bytes - plan.memory.reserve_bytes
 
 
+def _predicted_seconds(plan: Program | PlanDocument) -> float | None:
+    """Of forward and backward, which is what is measured."""
+    if isinstance(plan, Program):
+        return None
+    return plan.step_time.total_s - plan.step_time.optimizer_s
+
+
+def _predicted_bytes(plan: Program | PlanDocument) -> int | None:
+    """Without what is not measured: the optimizer's state and the device's reserve."""
+    if isinstance(plan, Program):
+        return None
+    return plan.memory.total_bytes - plan.memory.optimizer_bytes - plan.memory.reserve_bytes
+
+
 def in_dtype(program: Program, dtype: str) -> Program:
     """The same program on a graph whose floating values are all of ``dtype``."""
     return Program(
