@@ -2,7 +2,9 @@
 
 The file opens in Perfetto or chrome://tracing: one process a rank, in it one track for compute,
 one for each mesh axis (or set of axes), and one for the stretches known by name. Times are in
-microseconds. ``distributedInfo.rank`` and ``world_size`` are what other tools look for.
+microseconds; a message that was issued while an earlier one over the same axes was under way is
+shown from the end of that one, and ``issued_us`` says when it was issued. What other tools look
+for is ``distributedInfo.rank`` and ``world_size``.
 """
 
 from __future__ import annotations
@@ -130,6 +132,7 @@ def _events(
         for start, end in gaps(trace.start_s, trace.end_s, trace.blocked())
     ]
     out += [event(s.name, "phase", _SPAN_TRACK, s.start_s, s.end_s) for s in trace.spans]
+    free_s: dict[int, float] = {}  # events of one track must not overlap, unless they nest
     for number, record in enumerate(trace.collectives):
         predicted = predicted_s(call, record.op, record.axes, record.bytes)
         args: dict[str, object] = {
@@ -139,13 +142,18 @@ def _events(
             "phase": record.phase,
             "value": record.value,
             "number": number,
+            "issued_us": round((record.start_s - first_s) * 1e6, 3),
             "measured_us": round(record.duration_s * 1e6, 3),
             "blocked_us": round(record.blocked_s * 1e6, 3),
         }
         if predicted is not None:
             args["predicted_us"] = round(predicted * 1e6, 3)
         track = tracks[record.axis]
-        out.append(event(record.op, "comm", track, record.start_s, record.end_s, **args))
+        start_s, free = record.start_s, free_s.get(track, 0.0)
+        if record.end_s > free:
+            start_s = max(start_s, free)
+            free_s[track] = record.end_s
+        out.append(event(record.op, "comm", track, start_s, record.end_s, **args))
     for kind, num_bytes in trace.memory_bytes.items():
         out.append(
             {

@@ -349,35 +349,28 @@ def _phases(scene: Scene, view: RankView, left: float, scale: float, y: float) -
 def _messages(
     scene: Scene, messages: Sequence[Message], color: str, left: float, scale: float, y: float
 ) -> None:
-    for message in messages:
-        start, end = message.start_s, message.end_s
-        waits = min(end, end - message.blocked_s)
-        tip = (
-            f"{message.op} over {message.axis}, {bytes_text(message.num_bytes)}, {message.phase}"
-            f"{', ' + message.value if message.value else ''}: {seconds_text(end - start)}, "
-            f"{seconds_text(message.blocked_s)} of it waited for"
-        )
-        if (waits - start) * scale >= 0.4:
+    """What is hidden, pale; over it, what the program waits for: messages may overlap."""
+    for is_waiting in (False, True):
+        for message in messages:
+            waits = max(message.start_s, message.end_s - message.blocked_s)
+            start, end = (waits, message.end_s) if is_waiting else (message.start_s, waits)
+            if (end - start) * scale < 0.4 and (is_waiting or message.blocked_s):
+                continue
+            tip = (
+                f"{message.op} over {message.axis}, {bytes_text(message.num_bytes)}, "
+                f"{message.phase}{', ' + message.value if message.value else ''}: "
+                f"{seconds_text(message.end_s - message.start_s)}, "
+                f"{seconds_text(message.blocked_s)} of it waited for"
+            )
             scene.add(
                 Rect(
                     x=left + start * scale,
                     y=y,
-                    width=max(1.0, (waits - start) * scale),
+                    width=max(1.0, (end - start) * scale),
                     height=11,
-                    fill=tint(color, 0.22),
-                    stroke=color,
+                    fill=color if is_waiting else tint(color, 0.22),
+                    stroke=None if is_waiting else color,
                     stroke_width=0.8,
-                    tip=tip,
-                )
-            )
-        if message.blocked_s * scale >= 0.4 or waits <= start:
-            scene.add(
-                Rect(
-                    x=left + waits * scale,
-                    y=y,
-                    width=max(1.0, message.blocked_s * scale),
-                    height=11,
-                    fill=color,
                     tip=tip,
                 )
             )
