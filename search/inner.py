@@ -21,7 +21,7 @@ from autoshard.search.cost import CostModel, build_tables
 from autoshard.search.memory import optimizer_of
 from autoshard.search.price import Priced, price
 from autoshard.search.problem import LEANEST, Answer, Assignment, Problem
-from autoshard.sharding.layout import Layout, Shape
+from autoshard.sharding.layout import Layout, R, Shape
 from autoshard.sharding.strategy import Passing, Strategy
 
 FIRST_SHARES = (1.0, 0.35)
@@ -314,28 +314,38 @@ class _Inner:
     def _price(self, found: Assignment) -> tuple[Program, Priced]:
         key = (found.choice.tobytes(), found.regather)
         if key not in self._seen:
-            tables = self.problem.tables
-            strategies = {
-                name: tables.lists[v][found.choice[v]] for v, name in enumerate(tables.variables)
-            }
-            for node in self.model.graph.nodes:
-                if node.op == "constant":
-                    strategies[node.name] = self.candidates[node.name][0]
-            regather = frozenset(
-                (tables.variables[tables.edges[e][1]], tables.edges[e][2]) for e in found.regather
-            )
-            program = Program(
-                self.model.graph,
-                self.axis_names,
-                self.model.sizes,
-                strategies,
-                self.model.resharder,
-                regather=regather,
-                bucket_bytes=self.bucket_bytes,
-                rules=self.model.rules,
+            program = program_of_assignment(
+                self.model, self.problem, found, self.axis_names, self.bucket_bytes
             )
             self._seen[key] = program, price(self.model, program, memory_limit=self.limit)
         return self._seen[key]
+
+
+def program_of_assignment(
+    model: CostModel,
+    problem: Problem,
+    found: Assignment,
+    axis_names: tuple[str, ...],
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+) -> Program:
+    """The program that makes the choices of ``found``."""
+    tables = problem.tables
+    strategies = {name: tables.lists[v][found.choice[v]] for v, name in enumerate(tables.variables)}
+    whole = Strategy((), (), (R,) * len(model.sizes), 1.0)
+    strategies |= {n.name: whole for n in model.graph.nodes if n.op == "constant"}
+    regather = frozenset(
+        (tables.variables[tables.edges[e][1]], tables.edges[e][2]) for e in found.regather
+    )
+    return Program(
+        model.graph,
+        axis_names,
+        model.sizes,
+        strategies,
+        model.resharder,
+        regather=regather,
+        bucket_bytes=bucket_bytes,
+        rules=model.rules,
+    )
 
 
 def _rank(found: tuple[Program, Priced]) -> tuple[bool, float]:

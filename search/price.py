@@ -7,8 +7,8 @@ coordinate 0, which holds the largest shards.
 
 Memory is the sum of what stays all step (parameters, gradients, optimizer state: gradients count
 in full, as they do where they are not freed between steps), what is kept for backward when the loss
-has been computed, and what the fullest moment holds beyond that. A value's storage counts once,
-however many views and savers it has.
+has been computed, and what the fullest moment holds beyond that. Views share storage, and what an
+operator keeps counts where the graph lists it: a graph lists each storage once.
 """
 
 from __future__ import annotations
@@ -327,6 +327,9 @@ class _MemoryWalk:
                 continue
             for index, operand in enumerate(node.operands):
                 edge = program.edges[node.name, index]
+                sliced = all(s.kind == "slice" for s in edge.reshard.forward)
+                if sliced and by_name[operand].is_leaf:
+                    continue  # a view of what is there all step
                 if edge.reshard.forward and not edge.constant:
                     name = f"{operand} for {node.name}.{index}"
                     self.copy[node.name, index] = name
@@ -343,21 +346,32 @@ class _MemoryWalk:
                 self.size[node.name] = self._local(node, strategy.result)
             if not node.differentiable:
                 continue
-            names = [
-                self.storage[node.name] if r == "result" else self._taken(node, node.roles.index(r))
-                for r in node.saved
-            ]
+            kept: dict[str, int] = {}
+            for role in node.saved:
+                if role == "result":
+                    kept[self.storage[node.name]] = self._local(node, strategy.result)
+                    continue
+                index = node.roles.index(role)
+                name = self._taken(node, index)
+                if self.size.get(name, 0):
+                    if name in kept:  # another part of the same storage
+                        name = f"{role} of {node.name}"
+                    kept[name] = self._local(
+                        by_name[node.operands[index]], strategy.operands[index]
+                    )
             if node.saved_extra_bytes:
-                name = f"statistics of {node.name}"
-                self.size[name] = int(node.saved_extra_bytes * strategy.work)
-                names.append(name)
-            for name in dict.fromkeys(names):
-                if self.size.get(name, 0) and not (
-                    name in self.gathered and self._is_dropped(name, dropped)
-                ):
-                    self.saved[name] = self.size[name]
-                    self.savers[name] = self.savers.get(name, 0) + 1
-                    self.saves.setdefault(node.name, []).append(name)
+                kept[f"statistics of {node.name}"] = int(node.saved_extra_bytes * strategy.work)
+            for name, num_bytes in kept.items():
+                if name in self.gathered:
+                    if self._is_dropped(name, dropped):
+                        continue
+                elif name in self.saved or self.size.get(name, num_bytes) != num_bytes:
+                    # A node lists only what nothing before it kept: this view was a copy.
+                    name = f"{name} copied for {node.name}"
+                self.size[name] = num_bytes
+                self.saved[name] = self.size[name]
+                self.savers[name] = self.savers.get(name, 0) + 1
+                self.saves.setdefault(node.name, []).append(name)
 
     def _is_dropped(self, name: str, dropped: set[tuple[str, int]]) -> bool:
         return any(self.copy.get(key) == name for key in dropped)
@@ -387,7 +401,7 @@ class _MemoryWalk:
                 if (node.name, i) in self.copy
             ]
             fresh.append(self.storage[node.name])
-            fresh += [s for s in self.saves.get(node.name, ()) if s.startswith("statistics of ")]
+            fresh += self.saves.get(node.name, ())
             for storage in fresh:
                 if storage not in live and self.size.get(storage, 0):
                     live[storage] = self.size[storage]
