@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from autoshard.program import Program
 from autoshard.runtime.comm import Communicator, Recorder
+from autoshard.runtime.custom_ops import CustomOperator, define
 from autoshard.runtime.lower import LoweredModule, lower
 from autoshard.runtime.processes import World
 from autoshard.sharding.collective import Collective
@@ -32,6 +33,7 @@ class Job:
     Attributes:
         program: what is executed.
         values: whole values; each process takes its shards.
+        operators: custom operators that the program calls.
         seed: of the random numbers that operators draw.
         steps: how many steps are timed, after one to warm up; 0 for none.
         watch: whether to keep all operands, results and their gradients.
@@ -40,6 +42,7 @@ class Job:
 
     program: Program
     values: WholeValues
+    operators: tuple[CustomOperator, ...] = ()
     seed: int = 0
     steps: int = 3
     watch: bool = False
@@ -66,6 +69,7 @@ class RankResult:
 def run_rank(world: World, job: Job) -> RankResult:
     """One rank's part of a validation."""
     program, values = job.program, job.values
+    define(job.operators)
     recorder = Recorder()
     comm = Communicator(program.sizes, program.axis_names, recorder, timeout_s=world.timeout_s)
     watcher = Watcher() if job.watch else None

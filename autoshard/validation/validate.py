@@ -15,6 +15,7 @@ from autoshard.errors import RequestError, ValidationError
 from autoshard.graph import ModelGraph
 from autoshard.plan import PlanDocument
 from autoshard.program import Program
+from autoshard.runtime.custom_ops import custom_operators
 from autoshard.runtime.processes import Pool, Progress, get_pool
 from autoshard.sharding.layout import Layout, R, coordinates, forward_half
 from autoshard.validation.capture_check import check_capture
@@ -99,7 +100,14 @@ def validate_program(
         say("the module itself", 0.2)
         capture = check_capture(captured, seed)
     ranks = pool or get_pool(prod(program.sizes))
-    job = Job(program=program, values=values, seed=seed, steps=steps, before_step=before_step)
+    job = Job(
+        program=program,
+        values=values,
+        operators=custom_operators({n.family for n in program.graph.nodes}),
+        seed=seed,
+        steps=steps,
+        before_step=before_step,
+    )
     found = _run(ranks, job, timeout_s, say, 0.3)
     checks = compare(program, {at: r.step for at, r in found.items()}, right)
     report = ValidationReport(
@@ -142,20 +150,6 @@ def _predicted_seconds(plan: Program | PlanDocument) -> float | None:
 def _predicted_bytes(plan: Program | PlanDocument) -> int | None:
     """Without the optimizer's state and the reserve: neither is there when it is measured."""
     if not isinstance(plan, PlanDocument):
-        return None
-    return plan.memory.total_bytes - plan.memory.optimizer_bytes - plan.memory.reserve_bytes
-
-
-def _predicted_seconds(plan: Program | PlanDocument) -> float | None:
-    """Of forward and backward, which is what is measured."""
-    if isinstance(plan, Program):
-        return None
-    return plan.step_time.total_s - plan.step_time.optimizer_s
-
-
-def _predicted_bytes(plan: Program | PlanDocument) -> int | None:
-    """Without what is not measured: the optimizer's state and the device's reserve."""
-    if isinstance(plan, Program):
         return None
     return plan.memory.total_bytes - plan.memory.optimizer_bytes - plan.memory.reserve_bytes
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.device_mesh import init_device_mesh
 
 from autoshard.program import Program
@@ -131,7 +132,7 @@ def save(world: World, program: Program, values: WholeValues, path: str) -> list
     module = lowered(program, values)
     mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=program.axis_names)
     state = module.dtensor_state_dict(mesh)
-    checkpoint.save(dict(state), checkpoint_id=path, no_dist=False)
+    save_state(dict(state), checkpoint_id=path)
     return [f"{n}: {t.placements}" for n, t in state.items()]
 
 
@@ -140,7 +141,7 @@ def load(world: World, program: Program, values: WholeValues, path: str) -> dict
     module = lowered(program, values)
     mesh = init_device_mesh("cpu", program.sizes, mesh_dim_names=program.axis_names)
     state = module.dtensor_state_dict(mesh)
-    checkpoint.load(dict(state), checkpoint_id=path, no_dist=False)
+    load_state(dict(state), checkpoint_id=path)
     module.load_dtensor_state_dict(state)
     return module.full_state_dict()
 

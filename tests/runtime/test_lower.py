@@ -67,6 +67,7 @@ def test_on_one_device_it_computes_what_the_graph_computes() -> None:
     assert torch.equal(loss, right.loss)
     assert torch.equal(outputs["logits"], right.outputs["logits"])
     for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
         assert torch.allclose(parameter.grad, right.gradients[name], rtol=0, atol=1e-14)
 
 
@@ -112,6 +113,8 @@ def test_the_compiler_takes_it_whole() -> None:
     assert counter.frame_count == 1
     assert torch.equal(loss, right)
     for a, b in zip(module.parameters(), plain.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
         assert torch.equal(a.grad, b.grad)
 
 
