@@ -14,7 +14,7 @@ from typing import Literal
 
 from autoshard.errors import RuleError
 from autoshard.graph import ModelGraph, Node
-from autoshard.sharding.layout import Cut, R, Shape, canonical
+from autoshard.sharding.layout import Cut, Layout, R, Shape, canonical
 from autoshard.sharding.registry import OpCall, rule_of
 from autoshard.sharding.rule import Dims, Rule
 from autoshard.sharding.strategy import (
@@ -234,7 +234,7 @@ class Candidates:
         *,
         uses: Sequence[AxisUse] | None = None,
         passing: Passing = "star",
-        pins: Mapping[str, tuple[object, ...]] | None = None,
+        pins: Mapping[str, Layout] | None = None,
         rules: Rules | None = None,
         proposals: Proposals | None = None,
         batch: Proposals | None = None,
@@ -314,7 +314,7 @@ class Candidates:
         if pin is None:
             return found
         pinned = [s for s in found if s.result == pin]
-        return pinned or [Strategy((), (), tuple(pin), 1.0)]  # type: ignore[arg-type]
+        return pinned or [_stored_as(pin)]
 
     def _large_enough(self, n: int, size: int, is_batch: bool) -> bool:
         """Fewer pieces than devices leave some empty: legal, and offered where it is wanted."""
@@ -368,6 +368,17 @@ class Candidates:
         names = {f for index in weights for dim in rule.operands[index] for f in dim} & rule.anchors
         cut = [c for c in rest if c.factor in names]
         return cut or rest
+
+
+def _stored_as(layout: Layout) -> Strategy:
+    """The strategy of a leaf that is stored in ``layout``."""
+    choices = tuple(
+        Choice(factor=f"d{s.dim}", outer=s.outer, n=s.n)
+        if isinstance(s, Cut)
+        else Choice(passes="R")
+        for s in layout
+    )
+    return Strategy(choices, (), layout, 1.0)
 
 
 def _weight_operands(graph: ModelGraph) -> dict[str, tuple[int, ...]]:

@@ -89,8 +89,9 @@ def against_milp() -> None:
         value, _ = problem.minimum(1.0, 0.0)
         ours = took["elimination"]
         print(
-            f"  {layers} layers on {sizes} {uses or ''}: {ours * 1e3:.1f} ms against {milp_s:.2f} s, "
-            f"{milp_s / ours:.0f} times; optimum the same to {abs(best / value - 1):.0e}"
+            f"  {layers} layers on {sizes} {uses or ''}: {ours * 1e3:.1f} ms against "
+            f"{milp_s:.2f} s, {milp_s / ours:.0f} times; "
+            f"optimum the same to {abs(best / value - 1):.0e}"
         )
 
 

@@ -167,8 +167,8 @@ def weight_values(graph: ModelGraph) -> frozenset[str]:
     return frozenset(out)
 
 
-def keepers(graph: ModelGraph, weights: frozenset[str]) -> dict[tuple[str, int], bool]:
-    """Of each use of a weight: whether autograd keeps it for backward, here or behind views."""
+def keepers(graph: ModelGraph, weights: frozenset[str]) -> dict[tuple[str, int], int]:
+    """Of each use of a weight: how many operators keep it for backward, itself or behind views."""
     kept: dict[object, set[str]] = {}
 
     def call(node: Node) -> object:
@@ -178,15 +178,15 @@ def keepers(graph: ModelGraph, weights: frozenset[str]) -> dict[tuple[str, int],
     for node in graph.nodes:
         if node.differentiable and not node.is_leaf:
             kept.setdefault(call(node), set()).update(node.saved)
-    out: dict[tuple[str, int], bool] = {}
+    out: dict[tuple[str, int], int] = {}
     for node in reversed(graph.nodes):
         for index, operand in enumerate(node.operands):
             if operand not in weights:
                 continue
             if node.op in ALIASES:
-                out[node.name, index] = any(out.get(u, False) for u in graph.uses[node.name])
+                out[node.name, index] = sum(out.get(u, 0) for u in graph.uses[node.name])
             else:
-                out[node.name, index] = (
+                out[node.name, index] = int(
                     node.differentiable and node.roles[index] in kept[call(node)]
                 )
     return out
@@ -462,14 +462,16 @@ class _Builder:
             if producer.op == "parameter":
                 gradient = self._defer(producer, given, taken, gradient, table)
             table.seconds = forward + gradient
-        if self.keeps.get((consumer.name, index)):
+        if times := self.keeps.get((consumer.name, index)):
             must = self.halves.gathers(given.forward, taken.forward)
             if must.any():
                 self._gathered(producer, taken, must[rows[:, None], columns[None, :]], table)
                 if len(producer.shape) < 2:
                     table.again = np.full_like(forward, np.inf)
                 else:
-                    table.again = np.where(must[rows[:, None], columns[None, :]], forward, 0.0)
+                    table.again = np.where(
+                        must[rows[:, None], columns[None, :]], times * forward, 0.0
+                    )
         return table
 
     def _defer(

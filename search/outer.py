@@ -9,6 +9,8 @@ calls the exact inner search. A configuration is priced once, however often it i
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,11 +18,11 @@ from typing import TYPE_CHECKING, Literal
 
 from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
-from autoshard.errors import InfeasibleError, MeshError, RequestError, UnknownNameError
+from autoshard.errors import InfeasibleError, MeshError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Alternative, Memory, MeshDocument
 from autoshard.search.inner import Prepared, Solution, leanest, solve
-from autoshard.sharding.layout import Cut, Layout, R, Shape, State, canonical
+from autoshard.sharding.layout import Cut, Layout, R, Shape, State, canonical, fits
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -229,8 +231,8 @@ class _Outer:
         self.limit, self.pins = limit, pins
         self.prepared = prepared or Prepared(graph)
         self.priced: dict[Configuration, Solution] = {}
-        if unknown := sorted(set(pins) - set(graph.parameters)):
-            raise UnknownNameError("parameter", unknown[0], graph.parameters)
+        for name, states in pins.items():
+            _check_pin(graph, name, states)
 
     def price(self, configuration: Configuration) -> Solution:
         """The inner search's answer, remembered."""
@@ -270,10 +272,11 @@ class _Outer:
         ]
         out: dict[str, Layout] = {}
         for name, states in self.pins.items():
-            row = [(states.get(axis, R), size) for axis, size in mesh]
-            out[name] = tuple(
-                canonical(state, size) if isinstance(state, Cut) else state for state, size in row
-            )
+            row: list[State] = []
+            for axis, size in mesh:
+                state = states.get(axis, R)
+                row.append(canonical(state, size) if isinstance(state, Cut) else state)
+            out[name] = tuple(row)
         return out
 
     def study(
@@ -299,7 +302,7 @@ class _Outer:
                 direction="minimize",
                 sampler=optuna.samplers.TPESampler(seed=seed),
                 storage=storage,
-                study_name=self._name() if storage else None,
+                study_name=self._name(space) if storage else None,
                 load_if_exists=True,
             )
             for c in space[:total]:
@@ -320,9 +323,29 @@ class _Outer:
             optuna.logging.set_verbosity(verbosity)
         return study
 
-    def _name(self) -> str:
+    def _name(self, space: Sequence[Configuration]) -> str:
+        """Name in a storage: searches of the same space for the same thing share a study."""
+        asked = [*(c.label for c in space), self.optimizer, str(self.limit), repr(self.pins)]
+        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
         where = f"{self.cluster.devices} {self.cluster.name}"
-        return f"{self.graph.name} {self.graph.fingerprint} on {where}"
+        return f"{self.graph.name} {self.graph.fingerprint} on {where}, {self.optimizer}, {digest}"
+
+
+def _check_pin(graph: ModelGraph, name: str, states: Mapping[str, State]) -> None:
+    if name not in graph.parameters:
+        raise UnknownNameError("parameter", name, graph.parameters)
+    shape = graph.parameters[name].shape
+    for axis, state in states.items():
+        if isinstance(state, Cut) and not fits(state, shape):
+            raise SpecError(
+                f"parameter {name} of shape {list(shape)} cannot be {state} on axis {axis!r}: "
+                f"(outer, n) = ({state.outer}, {state.n}) must divide an existing dim"
+            )
+        if not isinstance(state, Cut) and state is not R:
+            raise SpecError(
+                f"parameter {name} cannot be stored as {state} on axis {axis!r}; "
+                "a stored value is R or cut"
+            )
 
 
 def _record(trial: Trial, configuration: Configuration, solution: Solution) -> None:
@@ -425,7 +448,7 @@ def _nearest(
     """Single changes that do fit, each found by solving it."""
     out: list[str] = []
 
-    def fits(
+    def fit(
         graph: ModelGraph,
         cluster: Cluster,
         optimizer: str,
@@ -445,7 +468,7 @@ def _nearest(
         wanted = [c for c in space if c.strategy == kind]
         return any(other.leanest(c).fits for c in wanted)
 
-    if (strategy != "auto" or mesh) and fits(
+    if (strategy != "auto" or mesh) and fit(
         run.graph, run.cluster, run.optimizer, same=False, kind="auto"
     ):
         out.append("strategy auto on any mesh")
@@ -454,17 +477,17 @@ def _nearest(
             devices = run.cluster.devices * factor
             if devices > run.cluster.devices_per_node and devices % run.cluster.devices_per_node:
                 continue
-            if fits(run.graph, run.cluster.with_devices(devices), run.optimizer, same=False):
+            if fit(run.graph, run.cluster.with_devices(devices), run.optimizer, same=False):
                 out.append(f"{devices} devices")
                 break
     batch = run.graph.batch
     while regraph is not None and batch % 2 == 0 and batch > 1:
         batch //= 2
-        if fits(regraph(batch), run.cluster, run.optimizer):
+        if fit(regraph(batch), run.cluster, run.optimizer):
             out.append(f"global batch {batch}")
             break
     for optimizer in ("sgd-momentum", "sgd"):
-        if optimizer != run.optimizer and fits(run.graph, run.cluster, optimizer):
+        if optimizer != run.optimizer and fit(run.graph, run.cluster, optimizer):
             out.append(f"optimizer {optimizer}")
             break
     needed = closest.memory.total_bytes

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from autoshard.cluster import Cluster
-from autoshard.errors import InfeasibleError, MeshError, RequestError, UnknownNameError
+from autoshard.errors import InfeasibleError, MeshError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.search import configurations, search
-from autoshard.sharding.layout import Cut
+from autoshard.sharding.layout import Cut, P
 from tests.search.model_graphs import llama, mlp
 
 H100 = Cluster.preset("h100", 8)
@@ -108,6 +108,8 @@ def test_the_study_shows_the_search(tmp_path: Path) -> None:
     again = search(mlp(), H100, trials=1, storage=url)
     assert len(optuna.load_study(study_name=name, storage=url).trials) == 4
     assert again.study.best_value == pytest.approx(best.value)
+    search(mlp(), H100, strategy="data", storage=url)  # another space: a study of its own
+    assert len(optuna.get_all_study_names(url)) == 2
 
 
 def test_what_does_not_fit_is_marked_in_the_study() -> None:
@@ -170,6 +172,10 @@ def test_pinned_parameters_are_stored_as_they_must_be() -> None:
     result = search(mlp(), H100, mesh={"data": 2, "model": 4}, pins=pins)
     stored = result.best.strategies["up0_w"].result
     assert repr(stored) == "(R, S(0))"
+    odd = {"up0_w": {"model": Cut(0, 4, 256)}}
+    strategy = search(mlp(), H100, mesh={"data": 2, "model": 4}, pins=odd).best.strategies["up0_w"]
+    assert repr(strategy.result) == "(R, S(0, 4, 4))"
+    assert [str(c) for c in strategy.choices] == ["R", "d0:4:4"]
 
 
 def test_unknown_names_list_the_nearest() -> None:
@@ -179,6 +185,10 @@ def test_unknown_names_list_the_nearest() -> None:
         search(mlp(), H100, optimizer="adamv")
     with pytest.raises(UnknownNameError, match="unknown parameter 'up_w'; nearest"):
         search(mlp(), H100, pins={"up_w": {}})
+    with pytest.raises(SpecError, match=r"up0_w of shape \[1024, 256\] cannot be S\(0\)"):
+        search(mlp(), H100, pins={"up0_w": {"model": Cut(0, 1, 7)}})
+    with pytest.raises(SpecError, match="cannot be stored as P on axis 'data'"):
+        search(mlp(), H100, pins={"up0_w": {"data": P}})
     with pytest.raises(MeshError, match="mesh data=4 has 4 devices, the cluster has 8"):
         search(mlp(), H100, mesh={"data": 4})
     with pytest.raises(MeshError, match="axis 'data' has size 0"):
