@@ -54,6 +54,8 @@ class Bound:
     def __init__(self, schedule: Schedule, comm: Communicator, name: str) -> None:
         self.schedule = schedule
         self._inputs = len(schedule.given)
+        self.written = tuple(s.operand for s in schedule.steps if isinstance(s, Store))
+        self.aliases = _has_alias(schedule.result)
         self._steps: list[Step] = []
         self._decided = tuple(schedule.decided.items())
         enabled = torch.is_grad_enabled()
@@ -185,7 +187,17 @@ def _store(step: Store) -> Step:
     def store(slots: list[Any], host: Host) -> None:
         slots[operand].copy_(slots[slot])
 
-    return store
+    def without_grad(slots: list[Any], host: Host) -> None:
+        with torch.no_grad():
+            slots[operand].copy_(slots[slot])
+
+    return store if step.grad else without_grad
+
+
+def _has_alias(out: Any) -> bool:
+    if isinstance(out, Out):
+        return out.alias is not None
+    return isinstance(out, (list, tuple)) and any(_has_alias(v) for v in out)
 
 
 def _result(out: Any, slots: list[Any], tensors: Sequence[Tensor]) -> Any:
@@ -201,7 +213,7 @@ def _result(out: Any, slots: list[Any], tensors: Sequence[Tensor]) -> Any:
         if out.alias is not None:
             shown = tensors[out.alias]
             if not torch._C._is_alias_of(found, shown):
-                found.__dict__["_autoshard_copy"] = True
+                found.__dict__["_autoshard_copy"] = shown
         return found
     if isinstance(out, tuple) and hasattr(out, "_fields"):
         return type(out)(*(_result(v, slots, tensors) for v in out))

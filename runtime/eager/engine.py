@@ -6,6 +6,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,13 +19,14 @@ from autoshard.runtime.eager.bound import Bound
 from autoshard.runtime.eager.choose import Chooser
 from autoshard.runtime.eager.gradients import Gradients
 from autoshard.runtime.eager.planning import Given, plan
-from autoshard.runtime.eager.record import record
+from autoshard.runtime.eager.record import odd_strides, record
 from autoshard.runtime.eager.tags import NAME, Meta, meta_of, set_meta
 from autoshard.runtime.moves import Mover
 from autoshard.sharding.layout import RP, Layout, P, R, forward_half
 
 _CACHE = "_autoshard_moved"
-_COPY = "_autoshard_copy"
+COPY = "_autoshard_copy"
+NO_INDEX = object()
 _functorch = torch._C._functorch
 
 Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -41,6 +43,21 @@ def handles(*functions: Any) -> Callable[[Handler], Handler]:
         return handler
 
     return register
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a copy would be a view of, on one device.
+
+    Attributes:
+        base: its base.
+        index: where it lies in the base, or ``NO_INDEX``.
+        version: of the base when the copy was taken.
+    """
+
+    base: Tensor
+    index: Any
+    version: int
 
 
 class UnkeyableError(Exception):
@@ -200,7 +217,8 @@ class Engine:
             return out
         if out is not tensor and out.__dict__.get(NAME) is not None:
             out = out.view_as(out)
-        set_meta(out, Meta(target, mover.shape))
+        meta = meta_of(tensor)
+        set_meta(out, Meta(target, mover.shape) if meta is None else meta.moved(target))
         if not out.is_inference():
             store[key] = (out, version, out._version, tensor.grad_fn, tensor.data_ptr())
         return out
@@ -253,9 +271,20 @@ class Engine:
             found = self._plans[key] = self._plan(func, args, kwargs, tensors, metas)
         if isinstance(found, str):
             return self._without_plan(func, args, kwargs)
-        if _COPY in tensors[0].__dict__ and found.schedule.steps:
-            self._refuse_copy(func, found, tensors)
-        return found(tensors, self)
+        copies = [t for t in tensors if COPY in t.__dict__]
+        if copies:
+            self._check_copies(func, copies)
+            written = [tensors[i] for i in found.written if COPY in tensors[i].__dict__]
+            for target in written:
+                self.refuse_copy(target)
+            out = found(tensors, self)
+            for target in written:
+                self._write_through(target)
+        else:
+            out = found(tensors, self)
+        if found.aliases:
+            self._note_copies(func, args, out)
+        return out
 
     def _keys(self, value: Any, tensors: list[Tensor], metas: list[Meta | None]) -> Any:
         cls = type(value)
@@ -272,11 +301,9 @@ class Engine:
                     return ("same", i)
             tensors.append(value)
             metas.append(meta)
-            return (
-                value.shape if meta is None else meta,
-                value.dtype,
-                value.requires_grad,
-            )
+            if meta is None:
+                return (value.shape, value.stride(), value.dtype, value.requires_grad)
+            return (meta, value.dtype, value.requires_grad)
         if cls in _SCALARS:
             return (cls, value) if value == value else (cls, "nan")
         if value is None or value is Ellipsis:
@@ -311,6 +338,7 @@ class Engine:
                 t.requires_grad,
                 t.is_leaf,
                 m,
+                odd_strides(t) if m is None else m.strides,
             )
             for t, m in zip(tensors, metas, strict=True)
         ]
@@ -330,7 +358,7 @@ class Engine:
 
         name = getattr(func, "__name__", "")
         try:
-            recording = record(func, [(g.shape, g.dtype, g.requires_grad) for g in given], rebuild)
+            recording = record(func, [(g.shape, g.strides, g.dtype, g.requires_grad) for g in given], rebuild)
         except RequestError as error:
             if type(error).__name__ == "RuleError":
                 raise
@@ -410,21 +438,39 @@ class Engine:
         """Refuse to write to what only looks like a view.
 
         Raises:
-            RequestError: always, for a view that had to be moved.
+            RequestError: for a view that had to be moved and is no index of its base.
         """
-        if _COPY in target.__dict__:
+        copy = target.__dict__.get(COPY)
+        if isinstance(copy, Copied) and copy.index is NO_INDEX:
             raise RequestError(
                 f"a write in place to a view of shape {self.shape(target)}: its base is cut so "
                 "that the view had to be communicated, and the write would not reach the base; "
                 "write to the base (base[index] = value), or work on a clone()"
             )
 
-    def _refuse_copy(self, func: Any, found: Bound, tensors: Sequence[Tensor]) -> None:
-        from autoshard.runtime.eager.planning import Store
+    def _note_copies(self, func: Any, args: Any, out: Any) -> None:
+        """Of results that torch would give as views and that had to be moved: of what."""
+        for one in out if isinstance(out, (list, tuple)) else (out,):
+            base = one.__dict__.get(COPY) if isinstance(one, Tensor) else None
+            if isinstance(base, Tensor):
+                index = args[1] if func is torch.Tensor.__getitem__ else NO_INDEX
+                one.__dict__[COPY] = Copied(base, index, base._version)
 
-        for step in found.schedule.steps:
-            if isinstance(step, Store):
-                self.refuse_copy(tensors[step.operand])
+    def _check_copies(self, func: Any, copies: Sequence[Tensor]) -> None:
+        for tensor in copies:
+            copy = tensor.__dict__[COPY]
+            if isinstance(copy, Copied) and copy.base._version != copy.version:
+                raise RequestError(
+                    f"{getattr(func, '__name__', func)} reads a view of shape {self.shape(tensor)} "
+                    "whose base was written to after the view was taken; the base is cut so that "
+                    "the view is a copy. Take the view again after the write"
+                )
+
+    def _write_through(self, target: Tensor) -> None:
+        copy = target.__dict__[COPY]
+        with self.on():
+            copy.base[copy.index] = target
+        target.__dict__[COPY] = Copied(copy.base, copy.index, copy.base._version)
 
     def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Inside vmap, grad or jvp of torch.func: whole tensors only."""

@@ -81,7 +81,7 @@ class Gradients:
         self._handles: list[Any] = []
         self._hooked: set[int] = set()
         self._deferred = 0
-        self._parts: set[int] = set()
+        self._parts: dict[int, None] = {}
         self._expected = 0
         self._lookups: dict[int, list[tuple[Tensor, int]]] = {}
         self._uses: dict[int, int] = {}
@@ -138,7 +138,7 @@ class Gradients:
 
     def _arrive(self, parameter: Tensor) -> None:
         key = id(parameter)
-        self._parts.add(key)
+        self._parts[key] = None
         if self._deferred or not self._depth:
             return
         if key in self._arrived:
@@ -272,7 +272,7 @@ class Gradients:
         for key in list(self._parts):
             parameter = self._parameters[key]
             grad, meta = parameter.grad, meta_of(parameter)
-            self._parts.discard(key)
+            self._parts.pop(key, None)
             if grad is None or meta is None:
                 continue
             layout = dual(meta.layout)

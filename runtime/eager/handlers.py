@@ -80,14 +80,14 @@ def _len(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(T.stride)
 def _stride(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """As of a contiguous tensor: a shard's own strides mean nothing to who reads global shapes."""
+    """Of the global value: a shard's own strides mean nothing to who reads global shapes."""
     meta = meta_of(args[0])
     if meta is None:
         return func(*args, **kwargs)
     strides = [1]
     for size in reversed(meta.shape[1:]):
         strides.append(strides[-1] * size)
-    out = tuple(reversed(strides)) if meta.shape else ()
+    out = meta.strides or (tuple(reversed(strides)) if meta.shape else ())
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     return out if dim is None else out[dim]
 
@@ -297,10 +297,25 @@ def _random(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if meta is None:
         return func(*args, **kwargs)
     rest = [engine.value(a) if isinstance(a, Tensor) else a for a in args[1:]]
-    whole = torch.empty(meta.shape, dtype=target.dtype, device=target.device)
+    whole = _like(target, meta)
     func(whole, *rest, **kwargs)
     engine.store(target, whole)
     return target
+
+
+def _like(tensor: Tensor, meta: Meta) -> Tensor:
+    if meta.strides is None:
+        return torch.empty(meta.shape, dtype=tensor.dtype, device=tensor.device)
+    return torch.empty_strided(meta.shape, meta.strides, dtype=tensor.dtype, device=tensor.device)
+
+
+@handles(torch.rand_like, torch.randn_like, torch.randint_like, torch.empty_like)
+def _random_like(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Drawn for the global shape on every device; a whole value is cut for nothing."""
+    meta = engine.meta(args[0])
+    if meta is None:
+        return func(*args, **kwargs)
+    return func(_like(args[0], meta), *args[1:], **kwargs)
 
 
 # ---- lists of tensors -----------------------------------------------------------------------

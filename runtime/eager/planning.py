@@ -49,6 +49,7 @@ class Given:
     requires_grad: bool
     is_leaf: bool
     meta: Meta | None
+    strides: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,7 @@ class Store:
 
     operand: int
     slot: int
+    grad: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +264,12 @@ class _Planner:
         source = self.of[id(write.value)]
         self._decide(write.operand, target.layout)
         new = self.slots[source]
-        layout = target.layout if new.differentiable else forward_half(target.layout)
-        slot = self.move(source, layout, new.differentiable)
-        self.schedule.steps.append(Store(operand=write.operand, slot=slot))
+        differentiable = new.differentiable and write.grad
+        layout = target.layout if differentiable else forward_half(target.layout)
+        slot = self.move(source, layout, differentiable)
+        self.schedule.steps.append(Store(operand=write.operand, slot=slot, grad=write.grad))
+        target.differentiable = target.differentiable or differentiable
+        self._moved = {k: v for k, v in self._moved.items() if k[0] != write.operand}
 
     def _result(self, result: Any) -> Any:
         if isinstance(result, Made):
@@ -277,7 +282,8 @@ class _Planner:
             slot = self.slots[index]
             layout = slot.layout if slot.differentiable else forward_half(slot.layout)
             self._decide(index, slot.layout)
-            return Out(index, Meta(layout, slot.value.shape), alias=result.alias)
+            meta = Meta(layout, slot.value.shape, (), result.strides)
+            return Out(index, meta, alias=result.alias)
         if isinstance(result, tuple) and hasattr(result, "_fields"):
             return type(result)(*(self._result(v) for v in result))
         if type(result).__module__ == "torch.return_types":

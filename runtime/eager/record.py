@@ -9,7 +9,7 @@ itself composes of others is taken apart once more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Write:
 
     operand: int
     value: Value
+    grad: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Made:
     value: Value | None
     operand: int | None = None
     alias: int | None = None
+    strides: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -179,6 +181,26 @@ OVERRIDES: dict[str, Callable[[Builder, Call], Any]] = {
     "aten.linalg_vector_norm.default": _norm,
 }
 
+_MASKED = frozenset({"aten.dropout.default", "aten.feature_dropout.default"})
+
+
+def odd_strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """Strides, unless they are those of a contiguous tensor."""
+    return None if tensor.is_contiguous() else tuple(tensor.stride())
+
+
+def _memory_order(tensor: Tensor) -> list[int] | None:
+    """Dims by stride, where a mask like ``tensor`` is not drawn in the order of its dims."""
+    strides = torch.empty_like(tensor).stride()
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    return None if order == sorted(order) else order
+
+
+def _permuted(b: Builder, call: Call, order: Sequence[int]) -> Call:
+    x = b.permute(call["input"], order)
+    return replace(call, args=call.args | {"input": x}, shape=x.shape)
+
+
 FUNCTIONAL = {"normal_": "normal_functional"}
 """Operators in place whose other form has another name."""
 
@@ -276,6 +298,12 @@ class _Recorder(ProxyTorchDispatchMode):
     def _record(self, func: Any, name: str, args: Any, kwargs: Any, out: Any) -> None:
         call = self.call(func, name, args, kwargs, out)
         rewrite = OVERRIDES.get(name) or REWRITES.get(name)
+        if name in _MASKED and (order := _memory_order(args[0])) is not None:
+            result = REWRITES[name](self.build, _permuted(self.build, call, order))
+            assert isinstance(result, Value)
+            back = [order.index(d) for d in range(len(order))]
+            self._bind(out, self.build.permute(result, back))
+            return
         if (
             name.startswith("aten.to.")
             and call.args.get("copy")
@@ -322,12 +350,17 @@ class _Recorder(ProxyTorchDispatchMode):
         if call.outputs or rule_or_none(probe) is None:
             if call.outputs and rule_of_family(probe):
                 return False
-            before = len(self.recording.steps)
-            with self:
-                inner = func.decompose(*args, **kwargs)
+            steps = self.recording.steps
+            before = len(steps)
+            try:
+                with self:
+                    inner = func.decompose(*args, **kwargs)
+            except UnrecordableError:
+                del steps[before:]
+                return False
             if inner is NotImplemented:
                 return False
-            if len(self.recording.steps) == before and not _same_tree(inner, out, self.values):
+            if len(steps) == before and not _same_tree(inner, out, self.values):
                 return False
             outs = [out] if isinstance(out, Tensor) else list(out)
             inners = [inner] if isinstance(inner, Tensor) else list(inner)
@@ -379,9 +412,16 @@ class _Recorder(ProxyTorchDispatchMode):
             value = b.cast(self.values[id(out)], old.dtype)
             if value.shape != old.shape:
                 value = b.reshape(value, tuple(target.shape))
-        self.values[id(target)] = value
-        if index is not None:
-            self.recording.steps.append(Write(index, value))
+        trained = self.build.trained
+        if index is None:
+            if id(old) in trained and not torch.is_grad_enabled():
+                raise UnrecordableError(f"{name} changes a value and keeps its history")
+            self.values[id(target)] = value
+        else:
+            # The operand is what it was, with other data: who reads it next reads those.
+            self.recording.steps.append(Write(index, value, torch.is_grad_enabled()))
+            if id(value) in trained and torch.is_grad_enabled():
+                trained.add(id(old))
         return target
 
 
@@ -417,29 +457,34 @@ def fake_mode() -> FakeTensorMode:
 
 def record(
     function: Callable[..., Any],
-    operands: Sequence[tuple[tuple[int, ...], torch.dtype, bool]],
+    operands: Sequence[tuple[tuple[int, ...], tuple[int, ...] | None, torch.dtype, bool]],
     rebuild: Callable[[Sequence[Tensor]], tuple[tuple[Any, ...], dict[str, Any]]],
 ) -> Recording:
     """What ``function`` does to operands of these global shapes.
 
     Args:
         function: a function of torch.
-        operands: (shape, dtype, whether it requires grad) of each.
+        operands: (shape, strides if not contiguous, dtype, whether it requires grad) of each.
         rebuild: from the operands to positional and keyword arguments.
 
     Raises:
         UnrecordableError: it does not do the same for all data.
     """
     recording = Recording(
-        [Value(op="input", shape=shape, dtype=dtype_name(dtype)) for shape, dtype, _ in operands]
+        [Value(op="input", shape=shape, dtype=dtype_name(dtype)) for shape, _, dtype, _ in operands]
     )
     mode = fake_mode()
     tensors: list[Tensor] = []
     with mode:
         # Without a graph: what others do to saved tensors (checkpoints) is not for these.
-        tensors += [torch.empty(shape, dtype=dtype) for shape, dtype, _ in operands]
+        tensors += [
+            torch.empty(shape, dtype=dtype)
+            if strides is None
+            else torch.empty_strided(shape, strides, dtype=dtype)
+            for shape, strides, dtype, _ in operands
+        ]
     args, kwargs = rebuild(tensors)
-    recorder = _Recorder(recording, tensors, [t for _, _, t in operands])
+    recorder = _Recorder(recording, tensors, [t for _, _, _, t in operands])
     with enable_python_dispatcher(), mode, recorder:
         out = function(*args, **kwargs)
     recording.result = _made(out, recorder, tensors)
@@ -455,7 +500,7 @@ def _made(out: Any, recorder: _Recorder, operands: Sequence[Tensor]) -> Any:
         if value is None:
             raise UnrecordableError("a result that no operator made")
         alias = next((i for i, t in enumerate(operands) if torch._C._is_alias_of(out, t)), None)
-        return Made(value, alias=alias)
+        return Made(value, alias=alias, strides=odd_strides(out))
     if isinstance(out, tuple) and hasattr(out, "_fields"):
         return type(out)(*(_made(v, recorder, operands) for v in out))
     if type(out).__module__ == "torch.return_types":

@@ -14,7 +14,6 @@ from autoshard.sharding.layout import (
     RP,
     Layout,
     P,
-    R,
     Shape,
     State,
     forward_half,
@@ -23,7 +22,7 @@ from autoshard.sharding.layout import (
 
 NAME: Final = "_autoshard_meta"
 
-_interned: dict[tuple[Layout, Shape, tuple[int, ...]], Meta] = {}
+_interned: dict[tuple[Layout, Shape, tuple[int, ...], Shape | None], Meta] = {}
 
 
 class Meta:
@@ -34,29 +33,35 @@ class Meta:
         shape: the global shape.
         open: axes on which a parameter is whole and nobody has used it yet: the first use decides
             between ``R`` and ``RP``.
-        whole: whether every device has all of it (``R`` or ``RP`` on every axis).
+        strides: of the global value, where it is not contiguous: random numbers are drawn in the
+            order of memory.
     """
 
-    __slots__ = ("layout", "open", "shape", "whole")
+    __slots__ = ("layout", "open", "shape", "strides")
 
     layout: Layout
     shape: Shape
     open: tuple[int, ...]
-    whole: bool
+    strides: Shape | None
 
-    def __new__(cls, layout: Layout, shape: Shape, open: tuple[int, ...] = ()) -> Meta:
+    def __new__(
+        cls,
+        layout: Layout,
+        shape: Shape,
+        open: tuple[int, ...] = (),
+        strides: Shape | None = None,
+    ) -> Meta:
         """The one object of these values."""
-        key = (layout, shape, open)
+        key = (layout, shape, open, strides)
         found = _interned.get(key)
         if found is None:
             found = object.__new__(cls)
-            found.layout, found.shape, found.open = layout, shape, open
-            found.whole = all(s is R or s is RP for s in layout)
+            found.layout, found.shape, found.open, found.strides = layout, shape, open, strides
             _interned[key] = found
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Meta, (self.layout, self.shape, self.open)
+        return Meta, (self.layout, self.shape, self.open, self.strides)
 
     def __copy__(self) -> Meta:
         return self
@@ -69,7 +74,11 @@ class Meta:
 
     def forward(self) -> Meta:
         """Of the value without its gradient."""
-        return Meta(forward_half(self.layout), self.shape)
+        return Meta(forward_half(self.layout), self.shape, (), self.strides)
+
+    def moved(self, layout: Layout) -> Meta:
+        """Of the same value in another layout."""
+        return Meta(layout, self.shape, (), self.strides)
 
     def gradient(self) -> Meta:
         """Of the value's gradient, as a value that itself needs none."""

@@ -394,18 +394,12 @@ def padding_index(module, ids):
     return backward(module(ids))
 
 
-@body(
-    lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), randn(8, 6), cuts=[X]
-)
-def weight_norm(module, x):
-    return backward(module(x))
-
-
-@body(
-    lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)), randn(8, 6), cuts=[X]
-)
-def spectral_norm(module, x):
-    return backward(module(x))
+@body(lambda: nn.Linear(6, 4), randn(8, 6), cuts=[X])
+def parametrizations(module, x):
+    normed = nn.utils.parametrizations.weight_norm(copy.deepcopy(module))
+    spectral = nn.utils.parametrizations.spectral_norm(copy.deepcopy(module))
+    out = backward(normed(x) + spectral(x))
+    return out, [p.grad for p in (*normed.parameters(), *spectral.parameters())]
 
 
 # ---- checkpoints, randomness ----------------------------------------------------------------
@@ -465,6 +459,7 @@ def in_place(x, y):
 def in_place_with_gradient(x):
     y = x * 2
     y.relu_()
+    y = y * 1
     y += x
     z = torch.zeros(8, 6)
     z[:, :3] = y[:, 3:]
@@ -766,7 +761,7 @@ def losses(model, x):
     y = model(x)
     t = torch.zeros(8, 4)
     parts = [F.mse_loss(y, t), F.l1_loss(y, t + 1), F.smooth_l1_loss(y, t), F.huber_loss(y, t)]
-    parts += [F.binary_cross_entropy_with_logits(y, t), F.kl_div(y.log_softmax(1), t.softmax(1))]
+    parts += [F.binary_cross_entropy_with_logits(y, t), F.kl_div(y.log_softmax(1), t.softmax(1), reduction="batchmean")]
     parts += [F.cross_entropy(y, torch.arange(8) % 4, label_smoothing=0.1, reduction="sum")]
     parts += [F.nll_loss(y.log_softmax(1), torch.arange(8) % 4), F.cosine_similarity(y, y + 1).sum()]
     torch.stack(parts).sum().backward()
