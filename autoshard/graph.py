@@ -217,8 +217,12 @@ class ModelGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of everything that planning reads; equal for equal models."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        """Hash of everything that planning reads; equal for equal models.
+
+        Assumptions and warnings are words about the capture, not part of what is computed.
+        """
+        document = self.to_json() | {"assumptions": [], "warnings": []}
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def with_float_dtype(self, dtype: str) -> ModelGraph:

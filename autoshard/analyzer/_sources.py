@@ -210,13 +210,15 @@ def from_config(document: Mapping[str, Any], name: str | None) -> Source:
             "by autoshard, or a preset"
         )
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     kind = values["model_type"]
     try:
         with _silent():
             config = transformers.AutoConfig.for_model(**values)
-    except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"transformers cannot read this config: {error}") from error
+    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        reason = error.__cause__ or error  # a validator's own words
+        raise RequestError(f"transformers cannot read this config.json: {reason}") from error
     names = values.get("architectures") or []
     cls: Any = next((c for n in names if (c := getattr(transformers, n, None))), None)
     notes: list[str] = []

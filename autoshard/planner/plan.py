@@ -30,6 +30,14 @@ class Plan(PlanDocument):
 
     _captured: Captured | None = PrivateAttr(default=None)
 
+    def __eq__(self, other: object) -> bool:
+        """Equal documents are equal plans, whatever model they remember."""
+        return isinstance(other, Plan) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        """Of what tells most plans apart; equal plans have equal hashes."""
+        return hash((self.model.fingerprint, self.mesh, self.label, self.predicted_step_s))
+
     def explain(self) -> str:
         """The plan, what it costs, and what else was tried and why it lost, as text."""
         return render_text(plan_table(self))
