@@ -18,7 +18,7 @@ from autoshard.runtime.comm import Communicator
 from autoshard.runtime.eager.bound import Bound
 from autoshard.runtime.eager.choose import Chooser
 from autoshard.runtime.eager.gradients import Gradients
-from autoshard.runtime.eager.planning import Given, plan
+from autoshard.runtime.eager.planning import Given, Schedule, plan
 from autoshard.runtime.eager.record import odd_strides, record
 from autoshard.runtime.eager.tags import NAME, Meta, meta_of, set_meta
 from autoshard.runtime.moves import Mover
@@ -212,7 +212,7 @@ class Engine:
                 and data == tensor.data_ptr()
             ):
                 return cast("Tensor", kept)
-        out = mover(tensor) if enabled else mover.moved(tensor.detach())
+        out = self.apply(mover, tensor, enabled)
         if out is tensor:
             return out
         if out is not tensor and out.__dict__.get(NAME) is not None:
@@ -222,6 +222,14 @@ class Engine:
         if not out.is_inference():
             store[key] = (out, version, out._version, tensor.grad_fn, tensor.data_ptr())
         return out
+
+    def apply(self, mover: Mover, tensor: Tensor, grad: bool) -> Tensor:
+        """Move a local tensor."""
+        return mover(tensor) if grad else mover.moved(tensor.detach())
+
+    def bind(self, schedule: Schedule, name: str) -> Bound:
+        """A schedule as this rank runs it."""
+        return Bound(schedule, self.comm, name)
 
     def forget_leaves(self) -> None:
         """Drop conversions of leaves: they would keep autograd's graph alive."""
@@ -365,7 +373,7 @@ class Engine:
             return str(error) or "not recordable"
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        return Bound(plan(recording, given, self.chooser), self.comm, name)
+        return self.bind(plan(recording, given, self.chooser), name)
 
     def _without_plan(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Composites run with the mode on, one inner function at a time; others run whole."""

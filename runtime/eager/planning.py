@@ -100,6 +100,7 @@ class Out:
 
     slot: int
     meta: Meta | None
+    dtype: str
     operand: int | None = None
     alias: int | None = None
 
@@ -275,7 +276,8 @@ class _Planner:
         if isinstance(result, Made):
             if result.value is None:
                 assert result.operand is not None
-                return Out(result.operand, None, operand=result.operand)
+                dtype = self.slots[result.operand].value.dtype
+                return Out(result.operand, None, dtype, operand=result.operand)
             index = self.of.get(id(result.value))
             if index is None:
                 raise RequestError("a result that no operator made")
@@ -283,7 +285,7 @@ class _Planner:
             layout = slot.layout if slot.differentiable else forward_half(slot.layout)
             self._decide(index, slot.layout)
             meta = Meta(layout, slot.value.shape, (), result.strides)
-            return Out(index, meta, alias=result.alias)
+            return Out(index, meta, slot.value.dtype, alias=result.alias)
         if isinstance(result, tuple) and hasattr(result, "_fields"):
             return type(result)(*(self._result(v) for v in result))
         if type(result).__module__ == "torch.return_types":

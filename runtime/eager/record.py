@@ -102,10 +102,15 @@ def op_call(value: Value) -> OpCall:
 
 def rule_or_none(value: Value) -> Rule | None:
     """The rule of an operator, None where it must run whole."""
+    return rule_of_call(op_call(value))
+
+
+def rule_of_call(call: OpCall) -> Rule | None:
+    """The rule of a call, None where it must run whole."""
     try:
-        return rule_of(op_call(value))
+        return rule_of(call)
     except RuleError as error:
-        raise RuleError(f"{value.op}: {error}") from error
+        raise RuleError(f"{call.op}: {error}") from error
     except (IndexError, KeyError, ValueError):
         return None  # a call of a form that the rule does not foresee
 
