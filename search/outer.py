@@ -338,12 +338,12 @@ def _check_pin(graph: ModelGraph, name: str, states: Mapping[str, State]) -> Non
     for axis, state in states.items():
         if isinstance(state, Cut) and not fits(state, shape):
             raise SpecError(
-                f"parameter {name} of shape {list(shape)} cannot be {state} on axis {axis!r}: "
+                f"parameter {name} of shape {list(shape)} cannot be {state!r} on axis {axis!r}: "
                 f"(outer, n) = ({state.outer}, {state.n}) must divide an existing dim"
             )
         if not isinstance(state, Cut) and state is not R:
             raise SpecError(
-                f"parameter {name} cannot be stored as {state} on axis {axis!r}; "
+                f"parameter {name} cannot be stored as {state!r} on axis {axis!r}; "
                 "a stored value is R or cut"
             )
 
@@ -394,7 +394,8 @@ def _why(lost: Solution, won: Solution) -> str:
         "the optimizer's update": mine.optimizer_s - other.optimizer_s,
     }
     most = max(parts, key=lambda k: parts[k])
-    return f"{ratio:.2f} times as slow; {most} take {parts[most] * 1e3:.3g} ms more"
+    slower = f"{100 * (ratio - 1):.2g}% slower" if ratio < 1.1 else f"{ratio:.2f} times as slow"
+    return f"{slower}: {parts[most] * 1e3:.3g} ms more for {most}"
 
 
 def binding(memory: Memory) -> str:

@@ -18,13 +18,14 @@ from autoshard.sharding.reshard import Resharder, Step, StepKind, path, step_byt
 from tests.search.model_graphs import llama, mlp
 from tests.search.problems import problem_of
 
+UNEVEN = llama(1, vocab=501, batch=6, heads=6, kv_heads=3, width=192)
+TABLES = [
+    *product([mlp(), llama(1), UNEVEN], [(4,), (2, 4), (8, 8), (3, 2)]),
+    (mlp(layers=1), (2, 2, 2)),
+]
 
-@pytest.mark.parametrize("sizes", [(4,), (2, 4), (8, 8), (3, 2), (2, 2, 2)])
-@pytest.mark.parametrize(
-    "graph",
-    [mlp(), llama(1), llama(1, vocab=501, batch=6, heads=6, kv_heads=3, width=192)],
-    ids=["mlp", "llama", "uneven"],
-)
+
+@pytest.mark.parametrize(("graph", "sizes"), TABLES, ids=lambda v: getattr(v, "name", str(v)))
 def test_every_entry_of_every_table_is_the_cheapest_path(
     graph: ModelGraph, sizes: tuple[int, ...]
 ) -> None:
