@@ -283,10 +283,15 @@ def validate(
             metavar="MODEL|PLAN", help=f"A plan.json, or a {MODELS}", show_default=False
         ),
     ],
+    cluster: ClusterOption = None,
     devices: Annotated[
         int | None,
-        typer.Option("--devices", min=1, metavar="N", help="Number of processes on this machine."),
+        typer.Option(
+            "--devices", min=1, metavar="N", help="Number of processes; 4 for a model if left out."
+        ),
     ] = None,
+    global_batch: GlobalBatch = None,
+    seq_len: SeqLen = None,
     mesh: Mesh = None,
     strategy: Annotated[
         Strategy | None,
@@ -325,21 +330,30 @@ def validate(
     """
     output = Output(as_json=as_json, no_color=no_color)
     writable(out)
+    failed: ValidationError | None = None
     with output.progress(f"validating {model}") as progress:
-        report = facade().validate(
-            model,
-            **given(
-                devices=devices,
-                mesh=mesh,
-                strategy=None if strategy is None else strategy.value,
-                steps=steps,
-                timeout_s=timeout,
-            ),
-            dtype=dtype,
-            seed=seed,
-            dry_run=dry_run,
-            progress=progress,
-        )
+        try:
+            report = facade().validate(
+                model,
+                **given(
+                    cluster=cluster,
+                    devices=devices,
+                    global_batch=global_batch,
+                    seq_len=seq_len,
+                    mesh=mesh,
+                    strategy=None if strategy is None else strategy.value,
+                    steps=steps,
+                    timeout_s=timeout,
+                ),
+                dtype=dtype,
+                seed=seed,
+                dry_run=dry_run,
+                progress=progress,
+            )
+        except ValidationError as error:
+            if error.report is None or as_json:
+                raise
+            failed, report = error, error.report
 
     def table() -> Any:
         from autoshard.render import validation_table
@@ -347,8 +361,8 @@ def validate(
         return validation_table(report)
 
     _show(output, lambda: json.dumps(report.to_json()), table, out)
-    if not report.ok:
-        raise typer.Exit(ValidationError.exit_status)
+    if failed is not None:
+        raise failed
 
 
 app.command(short_help="Draw a trace of communication.")(visualize)

@@ -6,12 +6,32 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from autoshard.errors import ValidationError
+from autoshard.validation.report import (
+    CaptureCheck,
+    CollectiveCheck,
+    TensorCheck,
+    ValidationReport,
+)
 from tests.plan.samples import sample_graph, sample_plan
 
 
-class Report(SimpleNamespace):
-    def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "numbers": [list(n) for n in self.numbers]}
+def sample_report(off: float) -> ValidationReport:
+    return ValidationReport(
+        devices=4,
+        mesh="data=4",
+        dtype="float64",
+        tolerance=1e-9,
+        checks=(TensorCheck(kind="loss", name="loss", deviation=off),),
+        collectives=CollectiveCheck(predicted=4, issued=4, differences=0),
+        capture=CaptureCheck(dtype="float32", skipped="the graph was loaded without its model"),
+        step_seconds=0.6,
+        predicted_step_seconds=0.5,
+        peak_bytes=10**9,
+        predicted_peak_bytes=None,
+        memory_method="counted",
+        seconds=3.0,
+    )
 
 
 @dataclass
@@ -46,12 +66,7 @@ class FakePlanner:
 
     def validate(self, model: str, **options: Any) -> Any:
         self._ask("validate", model, options)
-        return Report(
-            ok=self.ok,
-            plan=sample_plan(),
-            numbers=[("loss", "output", 1e-15), ("fc.weight", "gradient", 2e-15)],
-            collectives=SimpleNamespace(predicted=4, issued=4, differences=()),
-            step_time=(0.5, 0.6),
-            memory=(None, None),
-            warnings=("gloo: all_to_all falls back to all_gather",),
-        )
+        report = sample_report(1e-15 if self.ok else 1e-3)
+        if not self.ok:
+            raise ValidationError("gradient 'fc.weight' differs", report=report)
+        return report

@@ -174,7 +174,7 @@ def test_json_is_one_document_and_nothing_else(
     elif command == "analyze":
         assert ModelGraph.from_json(document) == sample_graph()
     else:
-        assert document["ok"] is True
+        assert document["passed"] is True
 
 
 @pytest.mark.usefixtures("planner")
@@ -298,8 +298,10 @@ def test_failed_validation_is_shown_and_ends_with_4(cli: Cli, planner: FakePlann
     result = cli("validate", "gpt2")
     assert result.status == 4
     assert ": failed" in result.out.splitlines()[0]
+    assert "error: gradient 'fc.weight' differs" in result.err
     result = cli("validate", "gpt2", "--json")
-    assert (result.status, json.loads(result.out)["ok"]) == (4, False)
+    error = json.loads(result.out)["error"]
+    assert (result.status, error["exit_status"], error["report"]["passed"]) == (4, 4, False)
 
 
 def test_estimate_that_does_not_fit_is_shown_and_ends_with_3(

@@ -26,26 +26,56 @@ from autoshard.render.units import (
     seconds_text,
 )
 from autoshard.sharding.spec import tensor_text
+from autoshard.validation.report import (
+    CaptureCheck,
+    CollectiveCheck,
+    DryRunReport,
+    TensorCheck,
+    ValidationReport,
+)
 from tests.plan.samples import MESH, sample_graph, sample_plan, tensor
 from tests.words import golden
 
 GOLDEN = Path(__file__).parent / "golden"
 
-REPORT = {
-    "ok": False,
-    "plan": sample_plan(),
-    "tolerance": 1e-9,
-    "numbers": [(f"layers.{i}.weight", "gradient", i * 1e-15) for i in range(14)]
-    + [("loss", "output", 3e-3)],
-    "collectives": {
-        "predicted": 10,
-        "issued": 9,
-        "differences": ["forward 3: predicted all_gather of 12 B over data, issued nothing"],
-    },
-    "step_time": (0.4, 0.5),
-    "memory": (10**9, None),
-    "warnings": ["gloo: all_to_all falls back to all_gather"],
-}
+REPORT = ValidationReport(
+    devices=4,
+    mesh="data=2, model=2",
+    dtype="float64",
+    tolerance=1e-9,
+    checks=(
+        *(
+            TensorCheck(kind="gradient", name=f"layers.{i}.weight", deviation=i * 1e-15)
+            for i in range(14)
+        ),
+        TensorCheck(kind="output", name="logits", deviation=3e-3),
+    ),
+    collectives=CollectiveCheck(
+        predicted=10,
+        issued=9,
+        differences=1,
+        first="collective 3: predicted all_gather 12 bytes over data, nothing was issued",
+    ),
+    capture=CaptureCheck(
+        dtype="float32",
+        checks=(TensorCheck(kind="loss", name="loss", deviation=2e-7),),
+        tolerance=1e-3,
+    ),
+    step_seconds=0.5,
+    predicted_step_seconds=0.4,
+    peak_bytes=10**9,
+    predicted_peak_bytes=11 * 10**8,
+    memory_method="largest sum of live tensor bytes",
+    seconds=12.3,
+)
+
+DRY = DryRunReport(
+    devices=512,
+    coordinate=(0, 0),
+    collectives=CollectiveCheck(predicted=478, issued=478, differences=0),
+    nodes=2235,
+    seconds=1.8,
+)
 
 SHOWN = {
     "plan": plan_table(sample_plan()),
@@ -54,6 +84,7 @@ SHOWN = {
     "graph": graph_table(sample_graph()),
     "graph_without_rule": graph_table(sample_graph(1, custom=True)),
     "validation": validation_table(REPORT),
+    "dry_run": validation_table(DRY),
 }
 
 
