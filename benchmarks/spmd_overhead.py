@@ -115,7 +115,9 @@ def main(steps: int = 20, turns: int = 7, batch: int = 64) -> None:
                 times[key].append(seconds)
     hand = median(times["by hand"])
     for key, seconds in times.items():
-        print(f"{key:16} {median(seconds) * 1e3:7.2f} ms a step, ratio {median(seconds) / hand:.2f}")
+        print(
+            f"{key:16} {median(seconds) * 1e3:7.2f} ms a step, ratio {median(seconds) / hand:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import functools
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -47,6 +47,7 @@ from autoshard.runtime.spmd.request import (
     perform,
     schedulers_of,
 )
+from autoshard.runtime.spmd.shipment import pack, unpack
 from autoshard.runtime.spmd.specs import (
     Argument,
     InShardings,
@@ -95,6 +96,7 @@ class SpmdFunction(Generic[Arguments, Returned]):
         self._out = out_layouts(out_sharding, mesh)
         self._timeout_s, self._options = timeout_s, options
         self._warned: set[tuple[object, ...]] = set()
+        self._is_known = False
         try:
             self._signature: inspect.Signature | None = inspect.signature(function)
         except (TypeError, ValueError):
@@ -283,14 +285,20 @@ class _Call:
         request = self._request(ambient=Ambient.here(), watch=watch)
         try:
             with _by_value(self.captured.by_value):
-                replies: list[Reply] = pool.call(execute, (request,))
+                shipment = pack(request)
+        except Exception as error:
+            raise self._unsendable(error) from error
+        if not self.spmd._is_known:
+            # Third-party modules are imported once in the helper, if ranks are still to be forked.
+            _pool(self.mesh, self.spmd._timeout_s, preload=shipment.modules())
+            self.spmd._is_known = True
+        try:
+            replies: list[Reply] = [unpack(s) for s in pool.call(execute, (shipment,))]
         except RankError as error:
             cause = error.__cause__
             if isinstance(cause, RequestError):  # the request was wrong, only found out there
                 raise cause from None
             raise
-        except RequestError as error:
-            raise self._unsendable(error) from error.__cause__
         changes = replies[0].changes
         assert changes is not None
         result = self._home(changes, from_replies(replies, self.mesh.shape))
@@ -356,7 +364,7 @@ class _Call:
             lines += [f"{name} {spec.partition_spec}" for name, (_, spec) in cut.items()]
         return "\n".join(lines)
 
-    def _unsendable(self, error: RequestError) -> RequestError:
+    def _unsendable(self, error: Exception) -> InputError:
         """The error of pickling, with the name of what cannot be sent."""
         for name, value in self._sent():
             try:
@@ -366,7 +374,9 @@ class _Call:
                     f"{name} cannot be sent to other processes: {reason}; {self.name} runs in "
                     "processes of its own: make it inside the function, or pass what it is made of"
                 )
-        return error
+        return InputError(
+            f"{self.name} or one of its arguments cannot be sent to other processes: {error}"
+        )
 
     def _sent(self) -> Iterator[tuple[str, object]]:
         for argument in self.arguments:
@@ -429,10 +439,10 @@ def _by_value(modules: set[str]) -> Iterator[None]:
 # ---- processes --------------------------------------------------------------------------------
 
 
-def _pool(mesh: DeviceMesh, timeout_s: float) -> Pool:
+def _pool(mesh: DeviceMesh, timeout_s: float, preload: Sequence[str] = ()) -> Pool:
     _check_local(mesh)
     threads = max(1, torch.get_num_threads() // mesh.size)
-    pool = get_pool(mesh.size, threads=threads)
+    pool = get_pool(mesh.size, threads=threads, preload=preload)
     pool.timeout_s = timeout_s
     return pool
 

@@ -16,7 +16,7 @@ from autoshard.runtime.eager.body import Objects, Piece
 from autoshard.runtime.moves import reshard
 from autoshard.runtime.shards import join_shards, take_shard
 from autoshard.runtime.spmd.ambient import set_generators
-from autoshard.runtime.spmd.request import Changes, Reply, Same, Slot, Unchanged
+from autoshard.runtime.spmd.request import Changes, Reply, Same, Slot
 from autoshard.sharding.layout import R, Shape, coordinates, forward_half
 from autoshard.sharding.reshard import path
 
@@ -33,7 +33,7 @@ def from_replies(replies: Sequence[Reply], mesh: Shape) -> Wholes:
         same: list[tuple[int, ...]] = []
         for place, reply in zip(places, replies, strict=True):
             piece = reply.pieces.get(slot.number)
-            if isinstance(piece, Unchanged):
+            if isinstance(piece, str):
                 same.append(place)
             elif piece is not None:
                 sent[place] = piece

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from autoshard.runtime.eager.body import (
 from autoshard.runtime.processes import World
 from autoshard.runtime.shards import take_shard
 from autoshard.runtime.spmd.ambient import Ambient, Generators, changed_generators
+from autoshard.runtime.spmd.shipment import Shipment, pack, unpack
 from autoshard.runtime.spmd.specs import OutLayouts
 from autoshard.runtime.watch.recording import (
     MemoryWatch,
@@ -100,8 +101,7 @@ class Invocation:
         return self.function(*args, **kwargs)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """Stands where piece ``number`` belongs."""
 
     number: int
@@ -110,17 +110,15 @@ class Slot:
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Same:
+class Same(NamedTuple):
     """Stands for a module, an optimizer or a tensor of the caller's."""
 
     kind: str
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unchanged:
-    """Stands for a piece that is as it was."""
+UNCHANGED: Final = "unchanged"
+"""Stands for a piece that is as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +152,12 @@ class Reply:
 
     Attributes:
         changes: rank 0's; it is the same on all.
-        pieces: by number, those that this rank owns: the shard, or :class:`Unchanged`.
+        pieces: by number, those that this rank owns: the shard, or :data:`UNCHANGED`.
         trace: what was seen, if somebody watches.
     """
 
     changes: Changes | None
-    pieces: dict[int, torch.Tensor | Unchanged]
+    pieces: dict[int, torch.Tensor | str]
     trace: RankTrace | None = None
 
 
@@ -169,13 +167,16 @@ class _Pieces:
 
     found: list[Piece] = field(default_factory=list)
     before: dict[int, Any] = field(default_factory=dict)
+    layouts: dict[Layout, Layout] = field(default_factory=dict)  # one of each: less to pickle
 
     def slot(self, piece: Piece, before: Any = None) -> Slot:
         number = len(self.found)
         self.found.append(piece)
         if before is not None:
             self.before[number] = before
-        return Slot(number, forward_half(piece.layout), tuple(piece.shape), piece.kind)
+        layout = forward_half(piece.layout)
+        layout = self.layouts.setdefault(layout, layout)
+        return Slot(number, layout, tuple(piece.shape), piece.kind)
 
     def replace(self, value: Any, same: Callable[[Any], Any] = lambda value: value) -> Any:
         """``value`` with slots for pieces, and what ``same`` says for other leaves."""
@@ -225,8 +226,10 @@ def communicator(mesh: DeviceMesh, timeout_s: float) -> Communicator:
     return found[1]
 
 
-def execute(world: World, request: Request) -> Reply:
-    """Run a request on a rank of the pool, and send back what this rank owns."""
+def execute(world: World, shipment: Shipment) -> Shipment:
+    """Run a request on a rank of the pool, and send back what this rank owns: a :class:`Reply`."""
+    request = unpack(shipment)
+    assert isinstance(request, Request)
     assert request.ambient is not None
     request.ambient.enter()
     for tensor, gradient in request.gradients:
@@ -239,17 +242,17 @@ def execute(world: World, request: Request) -> Reply:
     with _quiet(world.rank):
         result, trace, captured = perform(request, comm)
     pieces, changes = collect(request, result, captured)
-    mine: dict[int, torch.Tensor | Unchanged] = {}
+    mine: dict[int, torch.Tensor | str] = {}
     for number, piece in enumerate(pieces.found):
         layout = forward_half(piece.layout)
         if any(s is R and comm.coordinate[axis] for axis, s in enumerate(layout)):
             continue
         before = pieces.before.get(number)
         if before is not None and _is_same(piece, before, comm):
-            mine[number] = Unchanged()
+            mine[number] = UNCHANGED
         else:
             mine[number] = piece.local.detach()
-    return Reply(changes=changes if world.rank == 0 else None, pieces=mine, trace=trace)
+    return pack(Reply(changes=changes if world.rank == 0 else None, pieces=mine, trace=trace))
 
 
 def perform(
@@ -445,13 +448,13 @@ def _memory(result: BodyResult, gradient_bytes: int) -> dict[str, int]:
 
 
 __all__ = [
+    "UNCHANGED",
     "Changes",
     "Objects",
     "Reply",
     "Request",
     "Same",
     "Slot",
-    "Unchanged",
     "collect",
     "communicator",
     "execute",
