@@ -60,9 +60,14 @@ class GradientBuckets:
         self._parts: set[int] = set()
         self._deferred = False
         self._start(-1)
+        # Kept, since a parameter does not keep its own accumulator; hooks on the parameter itself
+        # would run for torch.autograd.grad, too, which adds nothing to .grad.
+        self._accumulators = []
         for index, row in enumerate(members):
             for parameter in row:
-                parameter.register_hook(self._before(index, parameter))  # type: ignore[no-untyped-call]
+                node = torch.autograd.graph.get_gradient_edge(parameter).node
+                node.register_prehook(self._before(index, parameter))
+                self._accumulators.append(node)
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._after(index)
                 )
@@ -83,8 +88,8 @@ class GradientBuckets:
         self._missing = [len(m) for m in self._members]
         self._sent: list[_Sent] = []
 
-    def _before(self, index: int, parameter: nn.Parameter) -> Callable[[Tensor], None]:
-        def hook(_: Tensor) -> None:
+    def _before(self, index: int, parameter: nn.Parameter) -> Callable[[object], None]:
+        def hook(_: object) -> None:
             self._to_part(index, parameter)
 
         return hook

@@ -115,6 +115,17 @@ def after_an_error(
     return furthest(module, right, 1)
 
 
+def beside_autograd_grad(
+    world: World, program: Program, values: WholeValues, right: dict[str, Tensor]
+) -> float:
+    """``torch.autograd.grad`` leaves ``.grad`` alone."""
+    module = lowered(program, values)
+    backward(module, values)
+    loss, _ = module(*module.shard_inputs(values.inputs))
+    torch.autograd.grad(loss, list(module.parameters()))
+    return furthest(module, right, 1)
+
+
 def peak_and_gradients(
     world: World, program: Program, values: WholeValues
 ) -> tuple[int, dict[str, Tensor]]:

@@ -17,6 +17,7 @@ from autoshard.runtime.lower import LoweredModule, lower
 from autoshard.runtime.processes import Pool
 from autoshard.sharding.layout import Shape
 from autoshard.validation import WholeValues, run_unsharded
+from autoshard.validation.ranks import LiveBytes
 from autoshard.validation.reference import Step
 from autoshard.validation.validate import draw_values, in_dtype
 from tests.runtime import bodies
@@ -118,6 +119,20 @@ def test_the_compiler_takes_it_whole() -> None:
         assert torch.equal(a.grad, b.grad)
 
 
+def test_live_bytes_go_when_tensors_go() -> None:
+    with LiveBytes([]) as live:
+        a = torch.ones(1000)
+        b = a + a
+        assert live.now == live.peak == 8000
+        view = a.view(10, 100)
+        del a
+        assert live.now == 8000
+        del view
+        assert live.now == 4000
+        del b
+    assert (live.now, live.peak) == (0, 8000)
+
+
 # ---- refusals -------------------------------------------------------------------------------
 
 
@@ -190,6 +205,13 @@ def test_a_gradient_that_never_arrives_keeps_nobody_waiting(pool: Pool) -> None:
     program = program_of("looped", (4,), uses=("data",))
     found = pool.run(bodies.without_one_gradient, program, values, right.gradients, "block.weight")
     assert max(found) < 1e-12
+
+
+@pytest.mark.multirank
+def test_gradients_taken_aside_change_none_that_are_kept(pool: Pool) -> None:
+    values, right = prepared("looped")
+    program = program_of("looped", (4,), uses=("data",))
+    assert max(pool.run(bodies.beside_autograd_grad, program, values, right.gradients)) < 1e-12
 
 
 @pytest.mark.multirank
