@@ -181,7 +181,7 @@ def _function(name: str, module: str = "numpy") -> Callable[..., Any]:
     for part in module.split(".")[1:]:
         if part in ("linalg", "fft", "random"):
             owner = getattr(tnp, part)
-    found = getattr(owner, name, None) or _EXTRA.get(name)
+    found = (_EXTRA.get(name) if owner is tnp else None) or getattr(owner, name, None)
     if found is None:
         where = ".".join(["numpy", *(p for p in module.split(".")[1:] if p in ("linalg", "fft"))])
         raise RequestError(
@@ -249,8 +249,13 @@ def _concatenate(arrays: Any, axis: int | None = 0, **kwargs: Any) -> Any:
     return tnp.concatenate(arrays, axis=axis, **kwargs)
 
 
+def _reshape(a: Any, shape: Any, **kwargs: Any) -> Any:
+    return tnp.reshape(a, (shape,) if isinstance(shape, int) else shape, **kwargs)
+
+
 _EXTRA: dict[str, Callable[..., Any]] = {
     "concat": _concatenate,
+    "reshape": _reshape,
     "matrix_transpose": lambda x: tnp.swapaxes(x, -1, -2),
     "permute_dims": lambda x, axes=None: tnp.transpose(x, axes),
     "vecdot": lambda a, b, axis=-1: tnp.sum(tnp.conjugate(a) * b, axis=axis),

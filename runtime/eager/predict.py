@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -155,6 +156,9 @@ def _outputs(out: Any, tensors: Sequence[Tensor]) -> Any:
     return out
 
 
+_engine = lru_cache(maxsize=8)(_Dry)
+
+
 def predict(
     function: Callable[..., Any],
     inputs: Sequence[Input],
@@ -174,7 +178,9 @@ def predict(
         out_layout: how every tensor of the result leaves; None: as it is.
         seconds: prices; None: those of processes on this machine.
     """
-    engine = _Dry(mesh, seconds)
+    engine = _engine(mesh, seconds)
+    engine.issued = []
+    engine.gradients.reset()
     args = []
     for given in inputs:
         tensor = torch.empty(given.shape, dtype=getattr(torch, given.dtype), device="meta")
@@ -192,6 +198,7 @@ def predict(
 
     with torch.no_grad():
         map_tensors(out, leave)
+    engine.forget_leaves()
     return engine.issued
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -270,6 +269,7 @@ class _Recorder(ProxyTorchDispatchMode):
             self.kept.append(out)
             return out
         schema = func._schema
+        args, kwargs = _without_device(schema, args, kwargs)
         written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
         if written and not name.startswith("aten.batch_norm"):
             return self._in_place(func, name, written, args, kwargs)
@@ -430,6 +430,20 @@ class _Recorder(ProxyTorchDispatchMode):
         return target
 
 
+def _without_device(
+    schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What makes or moves a tensor makes one without data."""
+    place = next((i for i, a in enumerate(schema.arguments) if a.name == "device"), None)
+    if place is None:
+        return args, kwargs
+    if place < len(args):
+        return (*args[:place], "meta", *args[place + 1 :]), kwargs
+    if kwargs.get("device") is None and args and isinstance(args[0], Tensor):
+        return args, kwargs
+    return args, {**kwargs, "device": "meta"}
+
+
 def rule_of_family(value: Value) -> bool:
     """Whether an operator of several results has a rule by its family."""
     from autoshard.sharding.registry import known_families
@@ -447,17 +461,6 @@ def _has_tensor(out: Any) -> bool:
     if isinstance(out, Tensor):
         return True
     return isinstance(out, (list, tuple)) and any(isinstance(v, Tensor) for v in out)
-
-
-_fake_mode: FakeTensorMode | None = None
-
-
-def fake_mode() -> FakeTensorMode:
-    """The mode that tensors without data belong to; one for the process."""
-    global _fake_mode
-    if _fake_mode is None:
-        _fake_mode = FakeTensorMode()
-    return _fake_mode
 
 
 def record(
@@ -478,19 +481,16 @@ def record(
     recording = Recording(
         [Value(op="input", shape=shape, dtype=dtype_name(dtype)) for shape, _, dtype, _ in operands]
     )
-    mode = fake_mode()
-    tensors: list[Tensor] = []
-    with mode:
-        # Without a graph: what others do to saved tensors (checkpoints) is not for these.
-        tensors += [
-            torch.empty(shape, dtype=dtype)
-            if strides is None
-            else torch.empty_strided(shape, strides, dtype=dtype)
-            for shape, strides, dtype, _ in operands
-        ]
+    # Without a graph: what others do to saved tensors (checkpoints) is not for these.
+    tensors = [
+        torch.empty(shape, dtype=dtype, device="meta")
+        if strides is None
+        else torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        for shape, strides, dtype, _ in operands
+    ]
     args, kwargs = rebuild(tensors)
     recorder = _Recorder(recording, tensors, [t for _, _, _, t in operands])
-    with enable_python_dispatcher(), mode, recorder:
+    with enable_python_dispatcher(), recorder:
         out = function(*args, **kwargs)
     recording.result = _made(out, recorder, tensors)
     return recording

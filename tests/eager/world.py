@@ -27,7 +27,7 @@ _communicators: dict[DeviceMesh, Communicator] = {}
 
 @cache
 def pool() -> Pool:
-    return Pool(4, timeout_s=60)
+    return Pool(4, timeout_s=60, preload=("autoshard.runtime.eager.warm",))
 
 
 def layout(shape: Sequence[int], *entries: Any, mesh: DeviceMesh = MESH) -> Layout:
