@@ -29,6 +29,7 @@ class Scales(nn.Module):
         self.scales = nn.ParameterList([nn.Parameter(torch.randn(elements)) for _ in range(count)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One number."""
         total = x.new_zeros(())
         for scale in self.scales:
             total = total + (x * scale).sum()
@@ -50,9 +51,9 @@ def measure(turns: int, count: int, elements: int) -> dict[str, tuple[float, int
     messages = dict.fromkeys(ways, 0)
     for turn in range(turns + 1):
         for way, bucket_bytes in ways.items():
-            step = spmd(
-                mesh=mesh, in_shardings=[PartitionSpec("data")], bucket_bytes=bucket_bytes
-            )(backward)
+            step = spmd(mesh=mesh, in_shardings=[PartitionSpec("data")], bucket_bytes=bucket_bytes)(
+                backward
+            )
             with profiler() as prof:
                 step(model, x)
             if turn:  # the first is a warm-up

@@ -28,6 +28,8 @@ mesh = DeviceMesh(devices=list(range(WORLD)), axis_names=["data"])
 
 
 class ConvNet(nn.Module):
+    """Eight small convolutions and a head."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, kernel_size=7, stride=2, padding=3)
@@ -40,6 +42,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(16, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits."""
         out: torch.Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
         return out
 
@@ -71,6 +74,7 @@ def by_hand(
 
 
 def step(model: nn.Module, data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The plain step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loss = nn.functional.cross_entropy(model(data), labels)
     loss.backward()

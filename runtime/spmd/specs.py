@@ -164,9 +164,9 @@ def place_arguments(
             others = [text for text, a in zip(others, arguments, strict=True) if a not in holders]
             raise SpecError(
                 f"in_shardings has {len(entries)} entries, but {len(holders)} "
-                f"{'argument is' if len(holders) == 1 else 'arguments are'} or contain tensors or "
-                f"arrays: {_listed([a.name for a in holders])}"
-                + (f"; {', '.join(others)} take no spec" if others else "")
+                f"{'argument is or contains' if len(holders) == 1 else 'arguments are or contain'} "
+                f"tensors or arrays: {_listed([a.name for a in holders])}"
+                + (f"; none is for {', '.join(others)}" if others else "")
                 + "; give at most one entry for each"
             )
         padded = [*entries, *[None] * (len(holders) - len(entries))]
