@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoshard.errors import CaptureError, RuleError
 from autoshard.graph import ITEM_BYTES, Attr
+from autoshard.runtime.eager.compiler import without_compiler
 from autoshard.runtime.eager.normal import (
     REWRITES,
     Builder,
@@ -251,13 +252,14 @@ class _Recorder(ProxyTorchDispatchMode):
             return [self.look(v) for v in value]
         return value
 
-    def __torch_dispatch__(
+    def dispatch(
         self,
         func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Take down one operator, and give its result."""
         kwargs = kwargs or {}
         name = str(func)
         if name.startswith("aten.lift_fresh."):
@@ -430,6 +432,10 @@ class _Recorder(ProxyTorchDispatchMode):
         return target
 
 
+# Set afterwards: torch wraps what stands in the class's body, and the wrapper loads its compiler.
+_Recorder.__torch_dispatch__ = _Recorder.dispatch  # type: ignore[method-assign]
+
+
 def _without_device(
     schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -490,7 +496,7 @@ def record(
     ]
     args, kwargs = rebuild(tensors)
     recorder = _Recorder(recording, tensors, [t for _, _, _, t in operands])
-    with enable_python_dispatcher(), recorder:
+    with without_compiler(), enable_python_dispatcher(), recorder:
         out = function(*args, **kwargs)
     recording.result = _made(out, recorder, tensors)
     return recording
