@@ -237,7 +237,7 @@ class Communicator:
 
     def size(self, axes: Sequence[int]) -> int:
         """How many ranks a group over ``axes`` has."""
-        return prod(self.mesh[axis] for axis in axes)
+        return prod([self.mesh[axis] for axis in axes])  # a list: torch.compile takes it whole
 
     # ---- collectives ----
 

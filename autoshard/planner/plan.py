@@ -120,7 +120,7 @@ class Plan(PlanDocument):
             ValidationError: numbers or collectives differ; names the operator.
             RankError: a process failed.
         """
-        from autoshard.planner.validate import validate_plan
+        from autoshard.planner.checking import validate_plan
 
         return validate_plan(
             self,
@@ -139,6 +139,6 @@ class Plan(PlanDocument):
         Under ``torchrun`` with as many processes as the plan has devices. The result's parameters
         are this rank's shards; its ``forward`` takes this rank's shards of the inputs.
         """
-        from autoshard.planner.validate import lower_here
+        from autoshard.planner.checking import lower_here
 
         return lower_here(self, self.captured(model), seed=seed)

@@ -35,7 +35,8 @@ class Job:
         values: whole values; each process takes its shards.
         operators: custom operators that the program calls.
         seed: of the random numbers that operators draw.
-        steps: how many steps are timed, after one to warm up; 0 for none.
+        steps: how many steps are timed, after one to warm up and one whose memory is measured; 0
+            for neither.
         watch: whether to keep all operands, results and their gradients.
         before_step: called with the rank before its step, for tests.
     """
@@ -57,13 +58,13 @@ class RankResult:
         step: its parts of everything.
         issued: collectives, in order.
         step_seconds: median of the timed steps; None where none was.
-        peak_bytes: see ``MEMORY_METHOD``.
+        peak_bytes: see ``MEMORY_METHOD``; None where no step was timed.
     """
 
     step: Step
     issued: list[Collective]
     step_seconds: float | None
-    peak_bytes: int
+    peak_bytes: int | None
 
 
 def run_rank(world: World, job: Job) -> RankResult:
@@ -107,14 +108,13 @@ def run_rank(world: World, job: Job) -> RankResult:
     issued = recorder.collectives
     comm.recorder = None
     seconds: float | None = None
-    peak = 0
-    if not job.watch:
+    peak: int | None = None
+    if job.steps and not job.watch:
         world.progress("measuring memory", 0.6)
         module.zero_grad(set_to_none=True)
         peak = peak_bytes(module, inputs)
-        if job.steps:
-            world.progress("timing", 0.7)
-            seconds = timed(module, inputs, job.steps, world.device)
+        world.progress("timing", 0.7)
+        seconds = timed(module, inputs, job.steps, world.device)
     return RankResult(step=step, issued=issued, step_seconds=seconds, peak_bytes=peak)
 
 

@@ -97,7 +97,7 @@ class ValidationReport:
     capture: CaptureCheck
     step_seconds: float | None
     predicted_step_seconds: float | None
-    peak_bytes: int
+    peak_bytes: int | None
     predicted_peak_bytes: int | None
     memory_method: str
     seconds: float
@@ -153,7 +153,10 @@ class ValidationReport:
             lines.append(f"step: {self.step_seconds:.3g} s measured here{beside}")
         said_bytes = self.predicted_peak_bytes
         beside = "" if said_bytes is None else f", predicted {said_bytes:,}"
-        lines.append(f"memory: {self.peak_bytes:,} bytes measured{beside} ({self.memory_method})")
+        if self.peak_bytes is not None:
+            lines.append(
+                f"memory: {self.peak_bytes:,} bytes measured{beside} ({self.memory_method})"
+            )
         capture = self.capture
         if capture.skipped:
             lines.append(f"capture: not checked: {capture.skipped}")

@@ -17,8 +17,8 @@ from autoshard.errors import MeshError, RequestError, ValidationError
 from autoshard.graph import ITEM_BYTES
 from autoshard.plan import PlanDocument
 from autoshard.planner.capture import capture
-from autoshard.planner.optimize import optimize
 from autoshard.planner.plan import Plan
+from autoshard.planner.planning import optimize
 from autoshard.planner.progress import reporter
 from autoshard.planner.request import check_sizes, resolve_dtype
 from autoshard.validation import (
