@@ -15,6 +15,7 @@ import torch
 Generators = tuple[bytes, Any, Any]
 """States of torch's CPU generator, of NumPy's global one, and of ``random``."""
 
+_entered: dict[str, str] | None = None  # the environment of the last call
 _OF_RANKS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
 
 
@@ -78,12 +79,18 @@ class Ambient:
             )
         warnings.filters[:] = self.filters  # type: ignore[index]
         warnings._filters_mutated()  # type: ignore[attr-defined]
+        global _entered
+        if self.environment != _entered:
+            self._enter_environment()
+            _entered = self.environment
+        sys.setrecursionlimit(self.recursion)
+
+    def _enter_environment(self) -> None:
         for name in os.environ.keys() - self.environment.keys() - _OF_RANKS:
             del os.environ[name]
         for name, value in self.environment.items():
             if name not in _OF_RANKS and os.environ.get(name) != value:
                 os.environ[name] = value
-        sys.setrecursionlimit(self.recursion)
 
 
 def generators() -> Generators:

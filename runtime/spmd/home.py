@@ -17,22 +17,29 @@ from autoshard.runtime.moves import reshard
 from autoshard.runtime.shards import join_shards, take_shard
 from autoshard.runtime.spmd.ambient import set_generators
 from autoshard.runtime.spmd.request import Changes, Reply, Same, Slot
-from autoshard.sharding.layout import R, Shape, coordinates, forward_half
+from autoshard.sharding.layout import Layout, R, Shape, coordinates, forward_half
 from autoshard.sharding.reshard import path
 
-Wholes = Callable[[Slot, "torch.Tensor | None"], "torch.Tensor | None"]
-"""The whole of a slot, given what it was before; None if that is what it still is."""
+Lies = Sequence[tuple[Layout, Shape, str]]
+"""Of each piece (layout, shape, kind)."""
+
+Wholes = Callable[[int, "torch.Tensor | None"], "torch.Tensor | None"]
+"""The whole of a piece, given what it was before; None if that is what it still is."""
 
 
 def from_replies(replies: Sequence[Reply], mesh: Shape) -> Wholes:
     """Join the shards that the ranks of a pool sent."""
+    changes = replies[0].changes
+    assert changes is not None
+    lies = changes.lies
     places = list(coordinates(mesh))
 
-    def whole(slot: Slot, before: torch.Tensor | None) -> torch.Tensor | None:
+    def whole(number: int, before: torch.Tensor | None) -> torch.Tensor | None:
+        layout, shape, _ = lies[number]
         sent: dict[tuple[int, ...], torch.Tensor] = {}
         same: list[tuple[int, ...]] = []
         for place, reply in zip(places, replies, strict=True):
-            piece = reply.pieces.get(slot.number)
+            piece = reply.pieces.get(number)
             if isinstance(piece, str):
                 same.append(place)
             elif piece is not None:
@@ -41,11 +48,11 @@ def from_replies(replies: Sequence[Reply], mesh: Shape) -> Wholes:
             return None
         if len(sent) == 1 and not same:
             (only,) = sent.values()
-            return only.view(slot.shape)
+            return only.view(shape)
         for place in same:
             assert before is not None
-            sent[place] = take_shard(before.detach(), slot.layout, mesh, place)
-        return join_shards(sent, slot.layout, slot.shape, mesh)
+            sent[place] = take_shard(before.detach(), layout, mesh, place)
+        return join_shards(sent, layout, shape, mesh)
 
     return whole
 
@@ -53,15 +60,13 @@ def from_replies(replies: Sequence[Reply], mesh: Shape) -> Wholes:
 def from_pieces(pieces: Sequence[Piece], comm: Communicator) -> Wholes:
     """Gather shards from the other ranks of the world; every rank asks for all, in one order."""
 
-    def whole(slot: Slot, before: torch.Tensor | None) -> torch.Tensor | None:
-        piece = pieces[slot.number]
-        layout = forward_half(piece.layout)
+    def whole(number: int, before: torch.Tensor | None) -> torch.Tensor | None:
+        piece = pieces[number]
+        layout, shape = forward_half(piece.layout), tuple(piece.shape)
         target = (R,) * len(layout)
-        _, steps = path(
-            slot.shape, piece.local.element_size(), layout, target, comm.mesh, _any_price
-        )
-        value = reshard(piece.local.detach(), steps, slot.shape, comm)
-        return value.reshape(slot.shape)
+        _, steps = path(shape, piece.local.element_size(), layout, target, comm.mesh, _any_price)
+        value = reshard(piece.local.detach(), steps, shape, comm)
+        return value.reshape(shape)
 
     return whole
 
@@ -81,24 +86,24 @@ def bring_home(
 
     Args:
         changes: what the ranks told.
-        wholes: gives the whole of a slot.
+        wholes: gives the whole of a piece.
         objects: modules, optimizers and tensors of the call.
         captured: tensors that the function refers to besides, with their names.
         schedulers: those of the call.
     """
     # Results first: it is the order in which slots were numbered, and asking may communicate.
-    output = _output(changes.output, wholes, objects)
+    output = _output(changes.output, wholes, objects, changes.lies)
     with torch.no_grad():
         for module, state in zip(objects.modules, changes.modules, strict=True):
             _module(module, *state, wholes)
         for optimizer, (groups, states) in zip(objects.optimizers, changes.optimizers, strict=True):
             _optimizer(optimizer, groups, states, wholes)
-        for number, slot in changes.tensors.items():
-            _overwrite(objects.tensors[number], wholes(slot, None))
-        for number, slot in changes.tensor_gradients.items():
-            _set_gradient(objects.tensors[number], wholes(slot, None))
-        for number, slot in changes.captured.items():
-            _overwrite(captured[number][1], wholes(slot, None))
+        for number, piece in changes.tensors.items():
+            _overwrite(objects.tensors[number], wholes(piece, None))
+        for number, piece in changes.tensor_gradients.items():
+            _set_gradient(objects.tensors[number], wholes(piece, None))
+        for number, piece in changes.captured.items():
+            _overwrite(captured[number][1], wholes(piece, None))
     for scheduler, state_dict in zip(schedulers, changes.schedulers, strict=True):
         scheduler.load_state_dict(state_dict)
     if changes.generators is not None:
@@ -108,25 +113,25 @@ def bring_home(
 
 def _module(
     module: nn.Module,
-    parameters: Mapping[str, Slot],
-    buffers: Mapping[str, Slot],
-    gradients: Mapping[str, Slot],
+    parameters: Mapping[str, int],
+    buffers: Mapping[str, int],
+    gradients: Mapping[str, int],
     training: Mapping[str, bool],
     wholes: Wholes,
 ) -> None:
     own = dict(module.named_parameters())
-    for name, slot in parameters.items():
+    for name, piece in parameters.items():
         parameter = own.get(name)
-        value = wholes(slot, parameter)
+        value = wholes(piece, parameter)
         if parameter is None:
             if value is not None:
                 _place(module, name).register_parameter(_leaf(name), nn.Parameter(value))
         elif value is not None:
             _overwrite(parameter, value)
     known = dict(module.named_buffers())
-    for name, slot in buffers.items():
+    for name, piece in buffers.items():
         buffer = known.get(name)
-        value = wholes(slot, buffer)
+        value = wholes(piece, buffer)
         if value is None:
             continue
         if buffer is None:
@@ -208,7 +213,7 @@ def _merged(old: Any, new: Any) -> Any:
 def _plain(value: Any, wholes: Wholes) -> Any:
     """A state or a group with whole tensors in the slots."""
     if isinstance(value, Slot):
-        return wholes(value, None)
+        return wholes(value.number, None)
     if isinstance(value, dict):
         return {k: _plain(v, wholes) for k, v in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
@@ -216,13 +221,13 @@ def _plain(value: Any, wholes: Wholes) -> Any:
     return value
 
 
-def _output(value: Any, wholes: Wholes, objects: Objects) -> Any:
+def _output(value: Any, wholes: Wholes, objects: Objects, lies: Lies) -> Any:
     if isinstance(value, Slot):
-        return _finished(wholes(value, None), value.kind)
+        return _finished(wholes(value.number, None), lies[value.number][2])
     if isinstance(value, Same):
         return getattr(objects, value.kind)[value.number]
     if isinstance(value, Mapping):
-        items = {k: _output(v, wholes, objects) for k, v in value.items()}
+        items = {k: _output(v, wholes, objects, lies) for k, v in value.items()}
         if type(value) is dict:
             return items
         try:
@@ -230,7 +235,7 @@ def _output(value: Any, wholes: Wholes, objects: Objects) -> Any:
         except TypeError:
             return items
     if isinstance(value, list | tuple):
-        row = [_output(v, wholes, objects) for v in value]
+        row = [_output(v, wholes, objects, lies) for v in value]
         if hasattr(value, "_fields"):
             return type(value)(*row)
         return type(value)(row) if type(value) in (list, tuple) else tuple(row)
@@ -238,7 +243,7 @@ def _output(value: Any, wholes: Wholes, objects: Objects) -> Any:
         for f in fields(value):
             if hasattr(value, f.name):
                 item = getattr(value, f.name)
-                object.__setattr__(value, f.name, _output(item, wholes, objects))
+                object.__setattr__(value, f.name, _output(item, wholes, objects, lies))
     return value
 
 

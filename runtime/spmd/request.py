@@ -102,12 +102,9 @@ class Invocation:
 
 
 class Slot(NamedTuple):
-    """Stands where piece ``number`` belongs."""
+    """Stands where a piece belongs in a result or a state."""
 
     number: int
-    layout: Layout
-    shape: Shape
-    kind: str
 
 
 class Same(NamedTuple):
@@ -123,9 +120,10 @@ UNCHANGED: Final = "unchanged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a call did, with :class:`Slot` in the place of every tensor.
+    """What a call did, with the number of a piece, or a :class:`Slot`, in the place of a tensor.
 
     Attributes:
+        lies: of each piece (layout, shape, kind).
         output: the function's result.
         modules: parameters, buffers, gradients and training flags of each module.
         optimizers: groups and states of each optimizer.
@@ -136,12 +134,13 @@ class Changes:
         generators: states of the random generators, or None if they are as before.
     """
 
+    lies: Sequence[tuple[Layout, Shape, str]]
     output: Any
-    modules: Sequence[tuple[dict[str, Slot], dict[str, Slot], dict[str, Slot], dict[str, bool]]]
+    modules: Sequence[tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, bool]]]
     optimizers: Sequence[tuple[Sequence[Mapping[str, Any]], Mapping[int, Mapping[str, Any]]]]
-    tensors: Mapping[int, Slot]
-    tensor_gradients: Mapping[int, Slot]
-    captured: Mapping[int, Slot]
+    tensors: Mapping[int, int]
+    tensor_gradients: Mapping[int, int]
+    captured: Mapping[int, int]
     schedulers: Sequence[Mapping[str, Any]]
     generators: Generators | None
 
@@ -167,21 +166,23 @@ class _Pieces:
 
     found: list[Piece] = field(default_factory=list)
     before: dict[int, Any] = field(default_factory=dict)
+    lies: list[tuple[Layout, Shape, str]] = field(default_factory=list)
     layouts: dict[Layout, Layout] = field(default_factory=dict)  # one of each: less to pickle
 
-    def slot(self, piece: Piece, before: Any = None) -> Slot:
+    def take(self, piece: Piece, before: Any = None) -> int:
         number = len(self.found)
         self.found.append(piece)
         if before is not None:
             self.before[number] = before
         layout = forward_half(piece.layout)
         layout = self.layouts.setdefault(layout, layout)
-        return Slot(number, layout, tuple(piece.shape), piece.kind)
+        self.lies.append((layout, tuple(piece.shape), piece.kind))
+        return number
 
     def replace(self, value: Any, same: Callable[[Any], Any] = lambda value: value) -> Any:
         """``value`` with slots for pieces, and what ``same`` says for other leaves."""
         if isinstance(value, Piece):
-            return self.slot(value)
+            return Slot(self.take(value))
         if isinstance(value, Mapping) and type(value) is not dict:
             rebuilt = {k: self.replace(v, same) for k, v in value.items()}
             try:
@@ -315,9 +316,9 @@ def collect(
         buffers = dict(module.named_buffers())
         modules.append(
             (
-                {n: pieces.slot(p, parameters.get(n)) for n, p in state.parameters.items()},
-                {n: pieces.slot(p, buffers.get(n)) for n, p in state.buffers.items()},
-                {n: pieces.slot(p) for n, p in state.gradients.items()},
+                {n: pieces.take(p, parameters.get(n)) for n, p in state.parameters.items()},
+                {n: pieces.take(p, buffers.get(n)) for n, p in state.buffers.items()},
+                {n: pieces.take(p) for n, p in state.gradients.items()},
                 dict(state.training),
             )
         )
@@ -325,22 +326,26 @@ def collect(
         (pieces.replace(list(state.groups)), pieces.replace(dict(state.state)))
         for state in result.optimizers
     ]
+    tensors = {n: pieces.take(p) for n, p in result.tensors.items()}
+    tensor_gradients = {n: pieces.take(p) for n, p in result.gradients.items()}
+    written = {
+        n: pieces.take(
+            Piece(
+                local=value.detach(),
+                layout=(R,) * len(request.mesh.shape),
+                shape=tuple(value.shape),
+            )
+        )
+        for n, value in captured.items()
+    }
     changes = Changes(
+        lies=pieces.lies,
         output=output,
         modules=modules,
         optimizers=optimizers,
-        tensors={n: pieces.slot(p) for n, p in result.tensors.items()},
-        tensor_gradients={n: pieces.slot(p) for n, p in result.gradients.items()},
-        captured={
-            n: pieces.slot(
-                Piece(
-                    local=value.detach(),
-                    layout=(R,) * len(request.mesh.shape),
-                    shape=tuple(value.shape),
-                )
-            )
-            for n, value in captured.items()
-        },
+        tensors=tensors,
+        tensor_gradients=tensor_gradients,
+        captured=written,
         schedulers=[v.state_dict() for v in schedulers_of(request.objects)],
         generators=(
             None if request.ambient is None else changed_generators(request.ambient.generators)
