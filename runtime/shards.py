@@ -1,11 +1,13 @@
 """Cutting a whole value into the shard of one device, and putting shards together again.
 
-In one process and without communication: what tests and the loading of weights need.
+In one process and without communication. Torch tensors and NumPy arrays. A cut dim is viewed as
+digits (``layout.radix``) and the digits that axes cut are sliced, so nested, strided and uneven
+cuts need no case of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TypeVar
 
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 
 from autoshard.sharding.layout import (
+    Cut,
     Layout,
     P,
     R,
@@ -30,10 +33,14 @@ Array = TypeVar("Array", torch.Tensor, "np.ndarray[tuple[int, ...], np.dtype[np.
 def _place(
     shape: Shape, layout: Layout, mesh: Shape, coordinate: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """The whole as digits, and where the shard lies among them."""
+    """The whole with cut dims as digits, and where the shard lies among them."""
     sizes: list[int] = []
     slices: list[slice] = []
     for dim, size in enumerate(shape):
+        if not is_cut(layout, dim):
+            sizes.append(size)
+            slices.append(slice(None))
+            continue
         digits = radix(size, dim, layout)
         sizes += digits.sizes
         slices += [
@@ -41,6 +48,42 @@ def _place(
             for n, axis in zip(digits.sizes, digits.axes, strict=True)
         ]
     return tuple(sizes), tuple(slices)
+
+
+def is_cut(layout: Layout, dim: int) -> bool:
+    """Whether any axis cuts ``dim``."""
+    return any(isinstance(s, Cut) and s.dim == dim for s in layout)
+
+
+def shard_viewer(
+    shape: Shape, layout: Layout, mesh: Shape, coordinate: Sequence[int]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """:func:`view_shard` with its shapes worked out beforehand."""
+    if not any(isinstance(s, Cut) for s in layout):
+        return _same
+    sizes, slices = _place(shape, layout, mesh, coordinate)
+    local = local_shape(shape, layout, mesh, coordinate)
+
+    def view(whole: torch.Tensor) -> torch.Tensor:
+        return whole.reshape(sizes)[slices].reshape(local)
+
+    return view
+
+
+def _same(whole: torch.Tensor) -> torch.Tensor:
+    return whole
+
+
+def view_shard(whole: Array, layout: Layout, mesh: Shape, coordinate: Sequence[int]) -> Array:
+    """What the device at ``coordinate`` holds of ``whole``: a view where strides allow.
+
+    Differentiable. States that do not cut, ``P`` among them, leave the value whole.
+    """
+    shape = tuple(whole.shape)
+    sizes, slices = _place(shape, layout, mesh, coordinate)
+    if len(sizes) == len(shape):
+        return whole
+    return whole.reshape(sizes)[slices].reshape(local_shape(shape, layout, mesh, coordinate))
 
 
 def take_shard(whole: Array, layout: Layout, mesh: Shape, coordinate: Sequence[int]) -> Array:
@@ -54,10 +97,7 @@ def take_shard(whole: Array, layout: Layout, mesh: Shape, coordinate: Sequence[i
         mesh: axis sizes.
         coordinate: the device's place on each axis.
     """
-    shape = tuple(whole.shape)
-    digits, slices = _place(shape, layout, mesh, coordinate)
-    local = local_shape(shape, layout, mesh, coordinate)
-    view = whole.reshape(digits)[slices].reshape(local)
+    view = view_shard(whole, layout, mesh, coordinate)
     if isinstance(view, torch.Tensor):
         shard = view.clone(memory_format=torch.contiguous_format)
     else:
@@ -84,6 +124,7 @@ def join_shards(
         whole = first.new_zeros(shape)
     else:
         whole = np.zeros(shape, first.dtype)
+    adds = P in layout
     for coordinate in coordinates(mesh):
         if any(s is R and coordinate[axis] for axis, s in enumerate(layout)):
             continue
@@ -94,6 +135,17 @@ def join_shards(
         if prod(expected) == 0:
             continue
         digits, slices = _place(shape, layout, mesh, coordinate)
-        target = whole.reshape(digits)[slices]
-        target += shard.reshape(target.shape)  # a view of the whole
+        target = whole.reshape(digits)[slices]  # a view of the whole
+        piece = shard.reshape(target.shape)
+        target[...] = target + piece if adds else piece
     return whole
+
+
+def positions(
+    size: int, dim: int, layout: Layout, mesh: Shape, coordinate: Sequence[int]
+) -> list[int]:
+    """Global indices, in order, of the items of ``dim`` that the device at ``coordinate`` has."""
+    moved = tuple(
+        Cut(0, s.outer, s.n) if isinstance(s, Cut) and s.dim == dim else R for s in layout
+    )
+    return [int(i) for i in view_shard(np.arange(size), moved, mesh, coordinate)]

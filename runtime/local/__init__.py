@@ -2,7 +2,6 @@
 
 from autoshard.runtime.local import adapt, attention, batch_norm, creation, experts, lookup, loss
 from autoshard.runtime.local.calls import call_op, generic_call, local_call
-from autoshard.runtime.local.shards import join_shards, shard_taker, take_shard
 from autoshard.runtime.local.site import Local, Reducer, Site
 
 __all__ = [
@@ -16,10 +15,7 @@ __all__ = [
     "creation",
     "experts",
     "generic_call",
-    "join_shards",
     "local_call",
     "lookup",
     "loss",
-    "shard_taker",
-    "take_shard",
 ]

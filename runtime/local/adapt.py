@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from autoshard.runtime.local.calls import generic_call, python_value
-from autoshard.runtime.local.shards import is_cut, shard_taker
 from autoshard.runtime.local.site import Local, Site, local_for
+from autoshard.runtime.shards import is_cut, shard_viewer
 from autoshard.sharding.layout import Cut, R, Shape
 from autoshard.sharding.rules.assembly import slice_start
 from autoshard.sharding.rules.dims import dims_of, integer, integers, number
@@ -170,7 +170,7 @@ def dropout(site: Site) -> Local:
         return lambda x: x * 0.0
     shape = tuple(1 if d in shared else size for d, size in enumerate(site.call.result))
     layout = tuple(R if isinstance(s, Cut) and s.dim in shared else s for s in site.result)
-    take = shard_taker(shape, layout, site.mesh, site.coordinate)
+    take = shard_viewer(shape, layout, site.mesh, site.coordinate)
 
     def run(x: Tensor) -> Tensor:
         mask = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p).div_(1 - p)

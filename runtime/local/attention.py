@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autoshard.runtime.local.adapt import zeros_if_empty
-from autoshard.runtime.local.shards import is_cut, positions, shard_taker
 from autoshard.runtime.local.site import Local, Site, local_for
+from autoshard.runtime.shards import is_cut, positions, shard_viewer
 from autoshard.sharding.layout import Cut, R
 from autoshard.sharding.rules.dims import number
 
@@ -68,7 +68,7 @@ def _explicit(site: Site, p: float, scale: float | None, rows: Local | None) -> 
     shape = (*query[:-1], key[-2])
     last = len(shape) - 1
     layout = tuple(R if isinstance(s, Cut) and s.dim == last else s for s in site.operands[0])
-    take = shard_taker(shape, layout, site.mesh, site.coordinate)
+    take = shard_viewer(shape, layout, site.mesh, site.coordinate)
     causal = bool(site.attr("is_causal"))
     groups = bool(site.attr("enable_gqa"))
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from autoshard.runtime.local.adapt import plain
 from autoshard.runtime.local.calls import python_value
-from autoshard.runtime.local.shards import shard_taker
 from autoshard.runtime.local.site import Local, Site, local_for
+from autoshard.runtime.shards import shard_viewer
 from autoshard.sharding.rules.dims import number
 
 
 def _taken(site: Site, whole: Local) -> Local:
     """This device's part of what ``whole`` makes for the global shape."""
-    take = shard_taker(site.call.result, site.result, site.mesh, site.coordinate)
+    take = shard_viewer(site.call.result, site.result, site.mesh, site.coordinate)
     return lambda *tensors: take(whole(*tensors))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from autoshard.runtime.local.shards import positions
 from autoshard.runtime.local.site import Local, Site, local_for
+from autoshard.runtime.shards import positions
 
 ALIGNMENT = 16
 """Bytes that strides must be a multiple of, as the error of torch's grouped product says."""

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autoshard.runtime.local.adapt import plain
-from autoshard.runtime.local.shards import positions
 from autoshard.runtime.local.site import Local, Site, local_for
+from autoshard.runtime.shards import positions
 from autoshard.sharding.rules.dims import integer
 
 Localize = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoshard.runtime.local import call_op, join_shards, local_call, take_shard
+from autoshard.runtime.local import call_op, local_call
+from autoshard.runtime.shards import join_shards, view_shard
 from autoshard.sharding.layout import (
     Cut,
     Layout,
@@ -153,7 +154,7 @@ def split(
         rest = rest - noise
     summands[places[-1]] = rest
     return {
-        at: take_shard(summands[tuple(at[a] for a in partial)], half, mesh, at)
+        at: view_shard(summands[tuple(at[a] for a in partial)], half, mesh, at)
         for at in coordinates(mesh)
     }
 

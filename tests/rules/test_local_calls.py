@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from autoshard.errors import RuleError, UnknownNameError
-from autoshard.runtime.local import call_op, join_shards, local_call, take_shard
+from autoshard.runtime.local import call_op, local_call
+from autoshard.runtime.shards import join_shards, view_shard
 from autoshard.sharding.layout import Cut, Layout, P, R, State, compatible, coordinates, fits
 from autoshard.sharding.registry import OpCall, forget_rule, rule_of, sharding_rule
 from tests.rules.simulation import Meeting, Member, run_ranks
@@ -47,10 +48,10 @@ def layouts(draw: st.DrawFn) -> tuple[tuple[int, ...], Layout, tuple[int, ...]]:
 def test_join_undoes_take(drawn: tuple[tuple[int, ...], Layout, tuple[int, ...]]) -> None:
     shape, layout, mesh = drawn
     array = np.arange(np.prod(shape)).reshape(shape)
-    arrays = {at: take_shard(array, layout, mesh, at) for at in coordinates(mesh)}
+    arrays = {at: view_shard(array, layout, mesh, at) for at in coordinates(mesh)}
     np.testing.assert_array_equal(join_shards(arrays, layout, shape, mesh), array)
     tensor = torch.from_numpy(array)
-    tensors = {at: take_shard(tensor, layout, mesh, at) for at in coordinates(mesh)}
+    tensors = {at: view_shard(tensor, layout, mesh, at) for at in coordinates(mesh)}
     assert torch.equal(join_shards(tensors, layout, shape, mesh), tensor)
     for at, shard in tensors.items():
         np.testing.assert_array_equal(shard.numpy(), arrays[at])
@@ -162,7 +163,7 @@ def test_a_custom_operator_runs_on_shards() -> None:
         cut, mesh = (Cut(1, 1, 5),), (2,)
         shards = {
             at: local_call(call, (cut, (Cut(0, 1, 5),)), cut, mesh, at)(
-                take_shard(x, cut, mesh, at), take_shard(by, (Cut(0, 1, 5),), mesh, at)
+                view_shard(x, cut, mesh, at), view_shard(by, (Cut(0, 1, 5),), mesh, at)
             )
             for at in coordinates(mesh)
         }
@@ -191,7 +192,7 @@ def test_half_precision_is_reduced_in_float32() -> None:
 
     def work(at: tuple[int, ...]) -> None:
         run = local_call(call, (cut, (R,)), (R,), mesh, at, reducer=Member(meeting, at), value="y")
-        results[at] = run(take_shard(x, cut, mesh, at), target)
+        results[at] = run(view_shard(x, cut, mesh, at), target)
 
     run_ranks(mesh, work, meeting)
     expected = F.cross_entropy(x.float(), target, reduction="sum").bfloat16()
