@@ -7,16 +7,18 @@ An :class:`Array` forwards NumPy's two protocols and its methods to it by name.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-import torch._numpy as tnp
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from torch import Tensor
 
 from autoshard.errors import RequestError
+
+tnp: Any = importlib.import_module("torch._numpy")
 
 _REDUCTIONS = {
     "add": "sum",
@@ -188,7 +190,7 @@ def _function(name: str, module: str = "numpy") -> Callable[..., Any]:
             f"{where}.{name} has no form for arrays that are cut over the mesh; write it with "
             "other functions, or gather first: numpy.asarray(a)"
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _given(value: Any) -> Any:

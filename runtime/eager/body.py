@@ -32,7 +32,7 @@ from autoshard.runtime.eager.patches import current_engine, patched
 from autoshard.runtime.eager.tags import Meta, meta_of, set_meta
 from autoshard.runtime.shards import take_shard
 from autoshard.sharding.collective import CollectiveSeconds
-from autoshard.sharding.layout import Cut, Layout, Shape, fits, forward_half
+from autoshard.sharding.layout import Cut, Layout, R, Shape, fits, forward_half
 from autoshard.sharding.mesh import DeviceMesh
 
 __all__ = [
@@ -254,6 +254,12 @@ class _Session:
         parameter_layouts: Sequence[Mapping[str, Layout]],
     ) -> BodyResult:
         """Enter, run, and take down what is left."""
+        every = [*in_layouts, *(v for table in parameter_layouts for v in table.values())]
+        self.engine.active = tuple(
+            axis
+            for axis in range(len(self.engine.comm.mesh))
+            if any(layout is not None and layout[axis] is not R for layout in every)
+        )
         for index, module in enumerate(objects.modules):
             layouts = parameter_layouts[index] if index < len(parameter_layouts) else {}
             self._enter_module(module, layouts)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from autoshard.runtime.comm import Communicator
 from autoshard.runtime.eager.planning import Move, Out, Run, Schedule, Store
+from autoshard.runtime.eager.record import is_alias_of
 from autoshard.runtime.eager.tags import NAME, Meta, set_meta
 from autoshard.runtime.local import local_call
 from autoshard.runtime.moves import Mover, reshard
@@ -212,7 +213,7 @@ def _result(out: Any, slots: list[Any], tensors: Sequence[Tensor]) -> Any:
         set_meta(found, out.meta)
         if out.alias is not None:
             shown = tensors[out.alias]
-            if not torch._C._is_alias_of(found, shown):
+            if not is_alias_of(found, shown):
                 found.__dict__["_autoshard_copy"] = shown
         return found
     if isinstance(out, tuple) and hasattr(out, "_fields"):

@@ -30,6 +30,10 @@ NO_INDEX = object()
 _functorch = torch._C._functorch
 
 Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
+_overrides: Any = torch.overrides
+modes: Callable[[], list[TorchFunctionMode]] = _overrides._get_current_function_mode_stack
+"""The modes that are on in this thread."""
+
 HANDLERS: dict[Any, Handler] = {}
 """Functions that are no operators on values: attributes, conversions to Python, autograd."""
 
@@ -74,12 +78,12 @@ class Mode(TorchFunctionMode):
 
     def __enter__(self) -> Mode:
         self.depth += 1
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.depth -= 1
-        super().__exit__(*exception)  # type: ignore[arg-type]
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self,
@@ -109,6 +113,7 @@ class Engine:
 
     Attributes:
         raw: while positive, functions run on local tensors as they are.
+        active: axes over which something is cut; over the others everything stays whole.
     """
 
     def __init__(self, comm: Communicator, chooser: Chooser) -> None:
@@ -116,6 +121,7 @@ class Engine:
         self.whole_layout: Layout = (R,) * len(comm.mesh)
         self.mode = Mode(self)
         self.raw = 0
+        self.active = tuple(range(len(comm.mesh)))
         self.gradients = Gradients(self)
         self._plans: dict[Any, Bound | str] = {}
         self._movers: dict[Any, Mover] = {}
@@ -141,7 +147,8 @@ class Engine:
     def adopt(self, parameter: Tensor, layout: Layout, shape: tuple[int, ...]) -> None:
         """Take a parameter in: where it is whole, its first use decides about its gradient."""
         layout = forward_half(layout)
-        set_meta(parameter, Meta(layout, shape, tuple(a for a, s in enumerate(layout) if s is R)))
+        undecided = tuple(a for a in self.active if layout[a] is R)
+        set_meta(parameter, Meta(layout, shape, undecided))
         self.gradients.watch(parameter)
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
@@ -366,7 +373,9 @@ class Engine:
 
         name = getattr(func, "__name__", "")
         try:
-            recording = record(func, [(g.shape, g.strides, g.dtype, g.requires_grad) for g in given], rebuild)
+            recording = record(
+                func, [(g.shape, g.strides, g.dtype, g.requires_grad) for g in given], rebuild
+            )
         except RequestError as error:
             if type(error).__name__ == "RuleError":
                 raise
@@ -517,7 +526,7 @@ class Engine:
         """With the mode, also inside a handler."""
         before, self.raw = self.raw, 0
         try:
-            if self.mode in torch.overrides._get_current_function_mode_stack():
+            if self.mode in modes():
                 yield
             else:
                 with self.mode:

@@ -117,8 +117,9 @@ class Gradients:
             self._parameters[id(parameter)] = parameter
             self._axes[id(parameter)] = axes
             self._expected += self._num_bytes(parameter)
-            self._handles.append(parameter.register_hook(self._before(parameter)))
-            self._handles.append(parameter.register_post_accumulate_grad_hook(self._arrive))
+            hooked: Any = parameter
+            self._handles.append(hooked.register_hook(self._before(parameter)))
+            self._handles.append(hooked.register_post_accumulate_grad_hook(self._arrive))
 
     def is_partial(self, parameter: Tensor) -> bool:
         """Whether ``.grad`` is a sum of parts now."""
@@ -223,7 +224,7 @@ class Gradients:
         if group * most * (width + 8) >= prod(grad.shape) * grad.element_size():
             return False
         with torch.no_grad():
-            touched = torch.cat([r for r, _ in rows]).unique()
+            touched = torch.unique(torch.cat([r for r, _ in rows]))
             indices = torch.zeros(most, dtype=torch.int64, device=grad.device)
             indices[: len(touched)] = touched
             values = grad.new_zeros(most, grad.shape[1])
@@ -297,7 +298,7 @@ class Gradients:
                 continue
             sent.pending.wait()
             if len(sent.members) > 1 or sent.flat.data_ptr() != _pointer(sent.members[0]):
-                parts = sent.flat.split([p.numel() for p in sent.members])
+                parts = torch.split(sent.flat, [p.numel() for p in sent.members])
                 for parameter, part in zip(sent.members, parts, strict=True):
                     assert parameter.grad is not None
                     parameter.grad.detach().copy_(part.view_as(parameter.grad))

@@ -13,7 +13,7 @@ from autoshard.runtime.eager.engine import _CACHE, Engine, handles
 from autoshard.runtime.eager.tags import NAME, Meta, meta_of, set_meta
 from autoshard.sharding.layout import RP, Cut, P, R, forward_half, gradient_half
 
-T = torch.Tensor
+T: Any = torch.Tensor
 
 
 def _plain(engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -38,10 +38,10 @@ for _name in (
         handles(getattr(T, _name))(_plain)
 handles(torch.is_floating_point, torch.is_complex, torch.is_tensor, torch.is_inference)(_plain)
 handles(torch.get_device, torch.is_grad_enabled, torch._C._set_grad_enabled)(_plain)
-handles(T.requires_grad.__set__, torch.is_storage)(_plain)  # type: ignore[attr-defined]
+handles(T.requires_grad.__set__, torch.is_storage)(_plain)
 
 
-@handles(T.shape.__get__)  # type: ignore[attr-defined]
+@handles(T.shape.__get__)
 def _shape(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     meta = args[0].__dict__.get(NAME)
     return func(args[0]) if meta is None else torch.Size(meta.shape)
@@ -56,7 +56,7 @@ def _size(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.Size(meta.shape) if dim is None else meta.shape[dim]
 
 
-@handles(T.dim, T.ndimension, T.ndim.__get__)  # type: ignore[attr-defined]
+@handles(T.dim, T.ndimension, T.ndim.__get__)
 def _dim(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return func(args[0])
 
@@ -67,7 +67,7 @@ def _numel(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs) if meta is None else torch.Size(meta.shape).numel()
 
 
-@handles(T.nbytes.__get__)  # type: ignore[attr-defined]
+@handles(T.nbytes.__get__)
 def _nbytes(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.Size(engine.shape(args[0])).numel() * args[0].element_size()
 
@@ -110,7 +110,7 @@ def _whole(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @handles(T.__iter__)
 def _iter(engine: Engine, func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
     if meta_of(args[0]) is None:
-        return func(*args)  # type: ignore[no-any-return]
+        return iter(func(*args))
     return iter(engine.call(torch.unbind, (args[0],), {}))
 
 
@@ -136,7 +136,7 @@ def _data_ptr(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 # ---- data and gradients ---------------------------------------------------------------------
 
 
-@handles(T.data.__get__)  # type: ignore[attr-defined]
+@handles(T.data.__get__)
 def _data(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(args[0])
     meta = meta_of(args[0])
@@ -144,7 +144,7 @@ def _data(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-@handles(T.data.__set__)  # type: ignore[attr-defined]
+@handles(T.data.__set__)
 def _set_data(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     target, value = args
     with torch.no_grad():
@@ -178,7 +178,7 @@ def grad_meta(engine: Engine, tensor: Tensor) -> Meta | None:
     return Meta(layout, meta.shape)
 
 
-@handles(T.grad.__get__)  # type: ignore[attr-defined]
+@handles(T.grad.__get__)
 def _grad(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(args[0])
     if out is not None:
@@ -188,7 +188,7 @@ def _grad(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-@handles(T.grad.__set__)  # type: ignore[attr-defined]
+@handles(T.grad.__set__)
 def _set_grad(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     target, value = args
     if value is not None:
@@ -235,10 +235,10 @@ def _setitem(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if meta is not None and _set_local(engine, func, target, index, value, meta):
         return None
     scalar = not isinstance(value, Tensor) or value.dim() == 0
-    if isinstance(index, Tensor) and index.dtype == torch.bool and scalar:
-        if engine.shape(index) == engine.shape(target):
-            engine.call(T.masked_fill_, (target, index, value), {})
-            return None
+    is_mask = isinstance(index, Tensor) and index.dtype == torch.bool
+    if is_mask and scalar and engine.shape(index) == engine.shape(target):
+        engine.call(T.masked_fill_, (target, index, value), {})
+        return None
     return engine.whole(func, args, kwargs)
 
 
@@ -320,7 +320,7 @@ def _random_like(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 # ---- lists of tensors -----------------------------------------------------------------------
 
-_ALIKE = {
+_ALIKE: dict[str, Any] = {
     "maximum": torch.maximum,
     "minimum": torch.minimum,
     "norm": lambda x, ord=2, dtype=None: torch.linalg.vector_norm(x, ord, dtype=dtype),

@@ -33,6 +33,10 @@ ELEMENTWISE = frozenset(
 """Exact types: a subclass may do anything in its step."""
 
 
+def _is_untagged(value: Any) -> bool:
+    return isinstance(value, Tensor) and meta_of(value) is None and value.dim() > 0
+
+
 def cut_state(engine: Engine, optimizer: Optimizer) -> None:
     """State that has its parameter's global shape becomes a shard."""
     for parameter, state in optimizer.state.items():
@@ -40,14 +44,11 @@ def cut_state(engine: Engine, optimizer: Optimizer) -> None:
         if meta is None or not isinstance(state, dict):
             continue
         for name, value in state.items():
-            if isinstance(value, Tensor) and meta_of(value) is None and value.dim():
-                if tuple(value.shape) == meta.shape:
-                    layout = forward_half(meta.layout)
-                    shard = take_shard(
-                        value.detach(), layout, engine.comm.mesh, engine.comm.coordinate
-                    )
-                    set_meta(shard, Meta(layout, meta.shape))
-                    state[name] = shard
+            if _is_untagged(value) and tuple(value.shape) == meta.shape:
+                layout = forward_half(meta.layout)
+                shard = take_shard(value.detach(), layout, engine.comm.mesh, engine.comm.coordinate)
+                set_meta(shard, Meta(layout, meta.shape))
+                state[name] = shard
 
 
 def tag_state(optimizer: Optimizer) -> None:
@@ -57,9 +58,8 @@ def tag_state(optimizer: Optimizer) -> None:
         if meta is None or not isinstance(state, dict):
             continue
         for value in state.values():
-            if isinstance(value, Tensor) and meta_of(value) is None and value.dim():
-                if value.shape == parameter.shape:
-                    set_meta(value, meta.forward())
+            if _is_untagged(value) and value.shape == parameter.shape:
+                set_meta(value, meta.forward())
 
 
 class Stepping:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autoshard.errors import RequestError
-from autoshard.runtime.eager.engine import Engine
+from autoshard.runtime.eager.engine import Engine, modes
 from autoshard.runtime.eager.tags import meta_of
 
 _OURS = ("autoshard.", "torch.utils.checkpoint", "torch.nn.modules._functions")
@@ -55,7 +55,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _mine(engine: Engine) -> bool:
     """Whether this thread runs the body, with the mode on."""
-    return engine.mode in torch.overrides._get_current_function_mode_stack() and not engine.raw
+    return engine.mode in modes() and not engine.raw
 
 
 def gather_all(engine: Engine, value: Any) -> Any:

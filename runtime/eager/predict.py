@@ -84,7 +84,7 @@ class _Dry(Engine):
                     Collective(
                         message.op,
                         tuple(self.names[a] for a in axes),
-                        _elements(run.strategy, rule, message.elements, self.comm.mesh)  # type: ignore[arg-type]
+                        _elements(run.strategy, rule, message.elements, self.comm.mesh)
                         * message.count
                         * message.itemsize,
                         cast("Phase", message.phase),
@@ -130,9 +130,7 @@ class _DryBound:
                     mover = engine.mover(
                         step.shape, step.itemsize, step.produced, step.target, step.differentiable
                     )
-                    engine.converted(
-                        tensors[step.source], step.target, mover, step.differentiable
-                    )
+                    engine.converted(tensors[step.source], step.target, mover, step.differentiable)
                 else:
                     engine.steps(step.reshard.forward, step.shape, step.itemsize, self.name)
             elif isinstance(step, Run):

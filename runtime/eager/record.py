@@ -32,6 +32,10 @@ from autoshard.runtime.eager.normal import (
 from autoshard.sharding.registry import OpCall, rule_of
 from autoshard.sharding.rule import Rule
 
+_bindings: Any = torch._C
+is_alias_of: Callable[[Tensor, Tensor], bool] = _bindings._is_alias_of
+"""Whether two tensors share memory."""
+
 
 class UnrecordableError(Exception):
     """The function reads data, writes through a view, or is otherwise not one fixed list of ops."""
@@ -210,7 +214,7 @@ FUNCTIONAL = {"normal_": "normal_functional"}
 """Operators in place whose other form has another name."""
 
 
-class _Recorder(ProxyTorchDispatchMode):
+class _Recorder(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes down the operators that are reached before autograd.
 
     Torch accepts only its own classes on this key, hence the base class; nothing of it is used.
@@ -219,7 +223,7 @@ class _Recorder(ProxyTorchDispatchMode):
     def __init__(
         self, recording: Recording, operands: Sequence[Tensor], trained: Sequence[bool]
     ) -> None:
-        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
+        TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)  # type: ignore[no-untyped-call]
         self.recording = recording
         self.build = _Steps(
             recording, {id(v) for v, t in zip(recording.inputs, trained, strict=True) if t}
@@ -236,10 +240,10 @@ class _Recorder(ProxyTorchDispatchMode):
         return True
 
     def __enter__(self) -> Any:
-        return TorchDispatchMode.__enter__(self)
+        return TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: object) -> Any:
-        return TorchDispatchMode.__exit__(self, *exception)  # type: ignore[arg-type]
+        return TorchDispatchMode.__exit__(self, *exception)  # type: ignore[no-untyped-call]
 
     def look(self, value: Any) -> Any:
         """Tensors as values, in lists too."""
@@ -306,10 +310,10 @@ class _Recorder(ProxyTorchDispatchMode):
         call = self.call(func, name, args, kwargs, out)
         rewrite = OVERRIDES.get(name) or REWRITES.get(name)
         if name in _MASKED and (order := _memory_order(args[0])) is not None:
-            result = REWRITES[name](self.build, _permuted(self.build, call, order))
-            assert isinstance(result, Value)
+            masked = REWRITES[name](self.build, _permuted(self.build, call, order))
+            assert isinstance(masked, Value)
             back = [order.index(d) for d in range(len(order))]
-            self._bind(out, self.build.permute(result, back))
+            self._bind(out, self.build.permute(masked, back))
             return
         if (
             name.startswith("aten.to.")
@@ -321,7 +325,7 @@ class _Recorder(ProxyTorchDispatchMode):
             rewrite = None  # its own derivative is 0 at 0
         if rewrite is None and self._taken_apart(func, call, args, kwargs, out):
             return
-        result = plain(self.build, call) if rewrite is None else rewrite(self.build, call)
+        result: Any = plain(self.build, call) if rewrite is None else rewrite(self.build, call)
         if isinstance(out, Tensor):
             if not isinstance(result, Value):
                 result = result(0) if callable(result) else result[0]
@@ -433,7 +437,7 @@ class _Recorder(ProxyTorchDispatchMode):
 
 
 # Set afterwards: torch wraps what stands in the class's body, and the wrapper loads its compiler.
-_Recorder.__torch_dispatch__ = _Recorder.dispatch  # type: ignore[method-assign]
+_Recorder.__torch_dispatch__ = _Recorder.dispatch  # type: ignore[assignment]
 
 
 def _without_device(
@@ -510,7 +514,7 @@ def _made(out: Any, recorder: _Recorder, operands: Sequence[Tensor]) -> Any:
         value = recorder.values.get(id(out))
         if value is None:
             raise UnrecordableError("a result that no operator made")
-        alias = next((i for i, t in enumerate(operands) if torch._C._is_alias_of(out, t)), None)
+        alias = next((i for i, t in enumerate(operands) if is_alias_of(out, t)), None)
         return Made(value, alias=alias, strides=odd_strides(out))
     if isinstance(out, tuple) and hasattr(out, "_fields"):
         return type(out)(*(_made(v, recorder, operands) for v in out))

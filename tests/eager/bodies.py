@@ -1,5 +1,6 @@
-"""Ordinary functions, each with arguments and the way they are cut: run on a mesh and on one device."""
+"""Ordinary functions with arguments and their cuts, to run on a mesh and on one device."""
 
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return, misc, func-returns-value"
 from __future__ import annotations
 
 import copy
@@ -146,7 +147,14 @@ def comparisons(x):
 @body(randn(8, 6), cuts=[XM])
 def dtypes(x):
     h = x.float()
-    return h, (x * 10).long(), h.double() + x, x.to(torch.int32) // 2, x.type(torch.float32), x.bool()
+    return (
+        h,
+        (x * 10).long(),
+        h.double() + x,
+        x.to(torch.int32) // 2,
+        x.type(torch.float32),
+        x.bool(),
+    )
 
 
 @body(randn(8, 6, grad=True), cuts=[((8, 6), ("data", "model"))])
@@ -377,8 +385,11 @@ def batch_norm_over_cut_channels(module, x):
     return backward(module(x))
 
 
-@body(lambda: nn.Sequential(nn.Conv1d(4, 4, 3, groups=2), nn.GroupNorm(2, 4)), randn(4, 4, 6),
-      cuts=[((4, 4, 6), "data")])
+@body(
+    lambda: nn.Sequential(nn.Conv1d(4, 4, 3, groups=2), nn.GroupNorm(2, 4)),
+    randn(4, 4, 6),
+    cuts=[((4, 4, 6), "data")],
+)
 def group_norm(module, x):
     return backward(module(x))
 
@@ -389,8 +400,12 @@ def lstm(module, x):
     return backward(out) + h.sum() + c.sum()
 
 
-@body(lambda: nn.Embedding(7, 4, padding_idx=2), ints(7, 4, 5), cuts=[((4, 5), "data")],
-      parameters=by_model)
+@body(
+    lambda: nn.Embedding(7, 4, padding_idx=2),
+    ints(7, 4, 5),
+    cuts=[((4, 5), "data")],
+    parameters=by_model,
+)
 def padding_index(module, ids):
     return backward(module(ids))
 
@@ -756,7 +771,7 @@ def model_made_inside(ids, targets):
     losses = [train(model, ids, targets)]
     optimizer.step()
     losses.append(train(model, ids, targets))
-    return losses, [p for p in model.parameters()]
+    return losses, list(model.parameters())
 
 
 @body(lambda: nn.Linear(6, 4), randn(8, 6), cuts=[X], parameters=by_model)
@@ -764,9 +779,15 @@ def losses(model, x):
     y = model(x)
     t = torch.zeros(8, 4)
     parts = [F.mse_loss(y, t), F.l1_loss(y, t + 1), F.smooth_l1_loss(y, t), F.huber_loss(y, t)]
-    parts += [F.binary_cross_entropy_with_logits(y, t), F.kl_div(y.log_softmax(1), t.softmax(1), reduction="batchmean")]
+    parts += [
+        F.binary_cross_entropy_with_logits(y, t),
+        F.kl_div(y.log_softmax(1), t.softmax(1), reduction="batchmean"),
+    ]
     parts += [F.cross_entropy(y, torch.arange(8) % 4, label_smoothing=0.1, reduction="sum")]
-    parts += [F.nll_loss(y.log_softmax(1), torch.arange(8) % 4), F.cosine_similarity(y, y + 1).sum()]
+    parts += [
+        F.nll_loss(y.log_softmax(1), torch.arange(8) % 4),
+        F.cosine_similarity(y, y + 1).sum(),
+    ]
     torch.stack(parts).sum().backward()
     return parts
 

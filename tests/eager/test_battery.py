@@ -26,6 +26,4 @@ def test_body_is_that_of_one_device(name: str) -> None:
     body = BODIES[name]
     torch.manual_seed(0)
     args = body.args()
-    check(
-        body.function, *args, cuts=body.cuts(), parameters=body.parameters, **body.options
-    )
+    check(body.function, *args, cuts=body.cuts(), parameters=body.parameters, **body.options)

@@ -155,7 +155,9 @@ def close(a: Any, b: Any, where: str, tolerance: float = 1e-9) -> None:
     elif isinstance(b, (np.ndarray, np.generic)):
         assert a.shape == b.shape, (where, a.shape, b.shape)
         assert a.dtype == b.dtype, (where, a.dtype, b.dtype)
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=where)
+        np.testing.assert_allclose(
+            np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance, err_msg=where
+        )
     elif isinstance(b, dict):
         assert set(a) == set(b), (where, set(a) ^ set(b))
         for k in b:
@@ -182,7 +184,7 @@ def check(
     tolerance: float = 1e-9,
     same_random: bool = True,
 ) -> list[Collective]:
-    """``function`` on the mesh gives what it gives on one device: outputs, parameters, gradients."""
+    """``function`` gives on the mesh what it gives on one device; rank 0's collectives."""
     here = copy.deepcopy(args)
     results, collectives, states = run(
         function,
