@@ -529,8 +529,8 @@ def spmd(
             with one for each tensor in order; None: as they are.
         parameter_shardings: a spec for all parameters, a dict of name patterns (``*`` and ``?``;
             the first that fits), or a function of (name, parameter). None: whole.
-        timeout_s: seconds without a word from any rank after which a call fails, and limit of each
-            collective.
+        timeout_s: limit of each collective; and seconds after which a call fails in which no rank
+            finished or sent anything to another.
         bucket_bytes: gradients are sent in messages of this size; None: from the cost model.
 
     Raises:

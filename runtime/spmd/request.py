@@ -213,10 +213,10 @@ def is_running() -> bool:
     return _is_running
 
 
-_communicators: dict[tuple[Shape, tuple[str, ...]], tuple[object, Communicator]] = {}
+_communicators: dict[tuple[Shape, tuple[str, ...]], tuple[object, TimedCommunicator]] = {}
 
 
-def communicator(mesh: DeviceMesh, timeout_s: float) -> Communicator:
+def communicator(mesh: DeviceMesh, timeout_s: float) -> TimedCommunicator:
     """The communicator of a mesh; its groups are made once in the life of the process."""
     key = mesh.shape, mesh.axis_names
     world = dist.group.WORLD
@@ -240,6 +240,7 @@ def execute(world: World, shipment: Shipment) -> Shipment:
         if isinstance(optimizer, Optimizer):
             _let_scheduler_see(optimizer)
     comm = communicator(request.mesh, world.timeout_s)
+    comm.tell = world.progress
     with _quiet(world.rank):
         result, trace, captured = perform(request, comm)
     pieces, changes = collect(request, result, captured)

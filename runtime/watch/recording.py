@@ -17,7 +17,7 @@ from autoshard.runtime.comm import Communicator, Pending, Recorder, Reduction
 from autoshard.runtime.watch.records import CollectiveRecord, RankTrace, Span
 from autoshard.sharding.collective import Collective, CollectiveOp, Phase
 
-Clock = Callable[[], float]
+_TELL_S = 1.0
 
 
 class TimedRecorder(Recorder):
@@ -115,7 +115,15 @@ class _TimedPending(Pending):
 
 
 class TimedCommunicator(Communicator):
-    """A communicator that tells a :class:`TimedRecorder` how long each wait took."""
+    """A communicator that tells a :class:`TimedRecorder` how long each wait took.
+
+    Attributes:
+        tell: called now and then while collectives are issued, so that a caller who waits for a
+            long loop knows that it goes on.
+    """
+
+    tell: Callable[[], object] | None = None
+    _told_s = 0.0
 
     def start(
         self,
@@ -129,6 +137,9 @@ class TimedCommunicator(Communicator):
         async_op: bool = False,
     ) -> Pending:
         """Issue a collective; see :meth:`Communicator.start`."""
+        if self.tell is not None and (now := time.monotonic()) - self._told_s > _TELL_S:
+            self._told_s = now
+            self.tell()
         recorder = self.recorder
         issue = partial(
             super().start,
