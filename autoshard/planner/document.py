@@ -65,6 +65,22 @@ def boundaries(graph: ModelGraph) -> list[str]:
     return out
 
 
+def idle_devices(program: Program) -> str | None:
+    """A warning where an input has fewer pieces than devices that share it, else None."""
+    for path, node in program.graph.inputs.items():
+        layout = program.strategies[node.name].result
+        for dim, size in enumerate(node.shape):
+            cuts = [a for a, s in enumerate(layout) if isinstance(s, Cut) and s.dim == dim]
+            devices = prod(program.sizes[a] for a in cuts)
+            if size < devices:
+                return (
+                    f"dim {dim} of input {path!r} has {size} items for {devices} devices: "
+                    f"{devices - size} of them have nothing to do; use a larger global batch or "
+                    "fewer devices"
+                )
+    return None
+
+
 def label(program: Program, mesh: MeshDocument) -> str:
     """What a plan amounts to, in the field's words, axis by axis.
 

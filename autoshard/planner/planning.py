@@ -12,7 +12,7 @@ from autoshard.errors import InputError, RequestError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Alternative, MeshDocument, ModelDocument, TensorDocument
 from autoshard.planner.capture import capture, source_of
-from autoshard.planner.document import boundaries, label, tensor_document
+from autoshard.planner.document import boundaries, idle_devices, label, tensor_document
 from autoshard.planner.plan import Plan
 from autoshard.planner.progress import Progress, reporter
 from autoshard.planner.request import (
@@ -299,6 +299,8 @@ def _plan(
             f"operator {family} has no sharding rule: its operands are gathered and it is computed "
             f"on every device; give it one with autoshard.sharding_rule({family!r}, ...)"
         )
+    if idle := idle_devices(program):
+        warnings.append(idle)
     plan = Plan(
         model=ModelDocument(
             name=graph.name,

@@ -41,3 +41,10 @@ def test_nothing_but_the_model_is_needed(make) -> None:
     assert all(torch.equal(v, after[k]) for k, v in before.items())
     assert "Assumed" in plan.explain()
     assert plan._repr_html_().startswith("<")
+
+
+def test_fewer_samples_than_devices_is_said() -> None:
+    plan = autoshard.optimize(
+        mlp(), torch.zeros(2, 20), cluster="local", devices=4, strategy="data", progress=None
+    )
+    assert any("2 items for 4 devices" in w for w in plan.warnings)
