@@ -66,17 +66,18 @@ def boundaries(graph: ModelGraph) -> list[str]:
 
 
 def idle_devices(program: Program) -> str | None:
-    """A warning where an input has fewer pieces than devices that share it, else None."""
-    for path, node in program.graph.inputs.items():
-        layout = program.strategies[node.name].result
-        for dim, size in enumerate(node.shape):
-            cuts = [a for a, s in enumerate(layout) if isinstance(s, Cut) and s.dim == dim]
-            devices = prod(program.sizes[a] for a in cuts)
-            if size < devices:
+    """A warning where an operator has fewer pieces than devices that share it, else None."""
+    for node in program.graph.nodes:
+        if not node.flops_forward:
+            continue
+        for axis, choice in enumerate(program.strategies[node.name].choices):
+            devices = program.sizes[axis]
+            if choice.factor and choice.n < devices:
                 return (
-                    f"dim {dim} of input {path!r} has {size} items for {devices} devices: "
-                    f"{devices - size} of them have nothing to do; use a larger global batch or "
-                    "fewer devices"
+                    f"{node.name} and others are cut into {choice.n} pieces over "
+                    f"{program.axis_names[axis]}={devices}, so {devices - choice.n} of every "
+                    f"{devices} devices have nothing to do there; use a larger global batch (it is "
+                    f"{program.graph.batch}) or fewer devices"
                 )
     return None
 

@@ -47,4 +47,4 @@ def test_fewer_samples_than_devices_is_said() -> None:
     plan = autoshard.optimize(
         mlp(), torch.zeros(2, 20), cluster="local", devices=4, strategy="data", progress=None
     )
-    assert any("2 items for 4 devices" in w for w in plan.warnings)
+    assert any("cut into 2 pieces over data=4" in w for w in plan.warnings)
