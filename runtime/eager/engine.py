@@ -27,6 +27,7 @@ from autoshard.sharding.layout import RP, Layout, P, R, forward_half
 _CACHE = "_autoshard_moved"
 COPY = "_autoshard_copy"
 NO_INDEX = object()
+MOST_PLANS = 1 << 14
 _functorch = torch._C._functorch
 
 Handler = Callable[["Engine", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -261,28 +262,31 @@ class Engine:
         """Run a function of torch."""
         if _functorch.peek_interpreter_stack() is not None:
             return self._transformed(func, args, kwargs)
+        seen: dict[int, int] = {}
         tensors: list[Tensor] = []
         metas: list[Meta | None] = []
         try:
             key: Any = (
                 func,
                 torch.is_grad_enabled(),
-                self._keys(args, tensors, metas),
-                self._keys(kwargs, tensors, metas) if kwargs else None,
+                self._keys(args, seen, tensors, metas),
+                self._keys(kwargs, seen, tensors, metas) if kwargs else None,
             )
         except UnkeyableError:
-            key = None
+            if not self._any_tagged((args, kwargs)):
+                return func(*args, **kwargs)
+            return self._without_plan(func, args, kwargs)
         if not any(m is not None for m in metas):
             return func(*args, **kwargs)
         if "out" in kwargs and kwargs["out"] is not None:
             return self._out(func, args, kwargs)
-        if key is None:
-            return self._without_plan(func, args, kwargs)
         try:
             found = self._plans.get(key)
         except TypeError:
             return self._without_plan(func, args, kwargs)
         if found is None:
+            if len(self._plans) >= MOST_PLANS:
+                self._plans.clear()
             found = self._plans[key] = self._plan(func, args, kwargs, tensors, metas)
         if isinstance(found, str):
             return self._without_plan(func, args, kwargs)
@@ -301,21 +305,36 @@ class Engine:
             self._note_copies(func, args, out)
         return out
 
-    def _keys(self, value: Any, tensors: list[Tensor], metas: list[Meta | None]) -> Any:
+    def _any_tagged(self, value: Any) -> bool:
+        if isinstance(value, Tensor):
+            return self.meta(value) is not None
+        if isinstance(value, (list, tuple, set)):
+            return any(self._any_tagged(v) for v in value)
+        if isinstance(value, dict):
+            return any(self._any_tagged(v) for v in value.values())
+        if isinstance(value, slice):
+            return self._any_tagged((value.start, value.stop, value.step))
+        return False
+
+    def _keys(
+        self,
+        value: Any,
+        seen: dict[int, int],
+        tensors: list[Tensor],
+        metas: list[Meta | None],
+    ) -> Any:
         cls = type(value)
         if cls is tuple:
-            return tuple([self._keys(v, tensors, metas) for v in value])
+            return tuple([self._keys(v, seen, tensors, metas) for v in value])
         if isinstance(value, Tensor):
             meta = value.__dict__.get(NAME)
             if meta is None and isinstance(value, nn.Parameter):
                 meta = self.meta(value)
-            for i, t in enumerate(tensors):
-                if t is value:
-                    tensors.append(value)
-                    metas.append(meta)
-                    return ("same", i)
             tensors.append(value)
             metas.append(meta)
+            first = seen.setdefault(id(value), len(tensors))
+            if first != len(tensors):
+                return ("same", first)
             if meta is None:
                 return (value.shape, value.stride(), value.dtype, value.requires_grad)
             return (meta, value.dtype, value.requires_grad)
@@ -329,11 +348,11 @@ class Engine:
                 raise UnkeyableError
             return (slice, *parts)
         if cls is list:
-            return (list, *[self._keys(v, tensors, metas) for v in value])
+            return (list, *[self._keys(v, seen, tensors, metas) for v in value])
         if cls is dict:
-            return tuple([(k, self._keys(v, tensors, metas)) for k, v in value.items()])
+            return tuple([(k, self._keys(v, seen, tensors, metas)) for k, v in value.items()])
         if isinstance(value, tuple):
-            return (cls, *[self._keys(v, tensors, metas) for v in value])
+            return (cls, *[self._keys(v, seen, tensors, metas) for v in value])
         if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return value
         raise UnkeyableError

@@ -1,6 +1,6 @@
 """Ordinary functions with arguments and their cuts, to run on a mesh and on one device."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, no-any-return, misc, func-returns-value"
+# mypy: ignore-errors
 from __future__ import annotations
 
 import copy
@@ -203,6 +203,80 @@ def convolutions(x):
     y = F.conv2d(x, w, b, padding=1)
     y = F.max_pool2d(y, 2) + F.avg_pool2d(y, 2) + F.interpolate(F.adaptive_avg_pool2d(y, 2), 4)
     return backward(y), w.grad, b.grad
+
+
+@body(randn(8, 6), randn(8, 6), cuts=[XM, X])
+def many_functions(x, y):
+    return [
+        torch.cdist(x, y),
+        F.pairwise_distance(x, y),
+        torch.linalg.norm(x, dim=1),
+        torch.linalg.matrix_norm(x),
+        torch.quantile(x, 0.5),
+        torch.median(x),
+        x.unfold(0, 2, 1),
+        torch.histc(x),
+        F.one_hot((x > 0).long(), 2),
+        torch.meshgrid(x[:, 0], y[0], indexing="ij"),
+        torch.block_diag(x, y),
+        torch.cartesian_prod(x[:, 0], y[0]),
+        F.grid_sample(x[None, None], torch.zeros(1, 2, 2, 2), align_corners=True),
+        F.ctc_loss(
+            x.log_softmax(1)[:, None].expand(8, 2, 6),
+            torch.ones(2, 3, dtype=torch.long),
+            torch.tensor([8, 8]),
+            torch.tensor([3, 2]),
+        ),
+        F.bilinear(x, y, torch.ones(3, 6, 6)),
+        torch.linalg.multi_dot([x, y.t(), x]),
+        F.normalize(x),
+        x.new_tensor([1.0, 2]),
+        torch.diff(x),
+        torch.searchsorted(torch.arange(3.0), x),
+        torch.bucketize(x, torch.arange(3.0)),
+        torch.complex(x, y).abs(),
+        torch.fft.fft(x).real,
+        x.mode(1),
+        x.kthvalue(2, 1),
+        torch.einsum("ij,kj->ik", x, y),
+        F.unfold(x[None, None], 2),
+        F.layer_norm(x, (8, 6)),
+        torch.stack(torch.unbind(x, 0)).sum(),
+        x.masked_scatter(x > 0, y),
+        torch.index_put(x, (torch.tensor([0, 1]),), torch.zeros(2, 6)),
+        torch.take(x, torch.tensor([1, 40])),
+        x.diagonal(),
+        torch.vander(x[0]),
+        torch.logcumsumexp(x, 0),
+        x.corrcoef(),
+        torch.cov(x),
+        torch.tril_indices(3, 3),
+        F.softplus(x),
+        F.rrelu(x, training=True),
+        F.gumbel_softmax(x),
+        x.count_nonzero(),
+        torch.celu(x),
+        F.hardtanh(x),
+        x.nansum(),
+        torch.special.gammaln(x.abs()),
+        x.aminmax(),
+        torch.var_mean(x, 1),
+        torch.std_mean(x),
+        x.renorm(2, 0, 1.0),
+        F.local_response_norm(x[None], 2),
+        x.unique(),
+        F.embedding_bag(torch.tensor([[0, 1], [2, 3]]), x),
+        F.instance_norm(x[None]),
+        F.lp_pool1d(x[None], 2, 2),
+        torch.rot90(x),
+        x.tile(2, 1),
+        x.expand_as(torch.ones(2, 8, 6)),
+        torch.dist(x, y),
+        x.addcdiv(y, y + 9),
+        torch.heaviside(x, y),
+        torch.isclose(x, y),
+        torch.logdet(x[:6] @ x[:6].t() + torch.eye(6)),
+    ]
 
 
 # ---- modules --------------------------------------------------------------------------------
@@ -690,6 +764,19 @@ for _name, _make in OPTIMIZERS.items():
         by_model,
         {"tolerance": 1e-7},
     )
+
+
+@body(Mlp, ints(13, 4, 6), ints(13, 4, 6), cuts=[IDS, IDS], parameters=by_model, tolerance=2e-3)
+def optimizer_Muon(model, ids, targets):
+    """It orthogonalises in bfloat16, so a rounding of a gradient shows in the third digit."""
+    optimizer = torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], 1e-2)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        losses.append(train(model, ids, targets))
+        optimizer.step()
+    model.zero_grad()
+    return losses
 
 
 @body(Mlp, ints(13, 4, 6), ints(13, 4, 6), cuts=[IDS, IDS], parameters=by_both)
