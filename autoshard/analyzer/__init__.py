@@ -7,16 +7,14 @@
 
 The way through the files: ``_sources`` (what to build) and ``_inputs`` (what to call it with),
 ``_blocks`` (which parts repeat), ``_export`` (torch.export of a copy without weights), ``_lower``
-and ``_rewrites`` (exported operators to the normal form), ``_finish`` (gradients, identities,
-order, names), ``_cost`` (operations, saved tensors). ``operators`` says what each operator
-computes.
+(exported operators to the normal form of ``autoshard.normal``), ``_finish`` (gradients, identities,
+order, names), ``_cost`` (operations, saved tensors).
 """
 
 from autoshard.analyzer._analyze import Captured, analyze
 from autoshard.analyzer._constants import evaluate_constants
 from autoshard.analyzer._inputs import InputSpec
 from autoshard.analyzer._sources import list_presets, load_preset, read_json
-from autoshard.analyzer.operators import run_operator
 
 __all__ = [
     "Captured",
@@ -26,5 +24,4 @@ __all__ = [
     "list_presets",
     "load_preset",
     "read_json",
-    "run_operator",
 ]

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-import autoshard.analyzer._rewrites_nn  # noqa: F401  (registers its rewrites)
+import autoshard.normal.rewrites_nn  # noqa: F401  (registers its rewrites)
 from autoshard.analyzer._blocks import FoldError, Group, Marks, find_groups
 from autoshard.analyzer._constants import closure, recognise_masks
 from autoshard.analyzer._export import Inputs, export, model_leaves
 from autoshard.analyzer._finish import Program, finish
-from autoshard.analyzer._ir import Builder, Instance, Value, family
 from autoshard.analyzer._lower import Leaf, Lowering, dtype_name
 from autoshard.errors import CaptureError
 from autoshard.graph import ModelGraph
+from autoshard.normal.ir import Builder, Instance, Value, family
 
 Progress = Callable[[str], None]
 

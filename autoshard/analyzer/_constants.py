@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoshard.analyzer._ir import Value
-from autoshard.analyzer.operators import run_operator, torch_dtype
 from autoshard.errors import CaptureError, InputError
 from autoshard.graph import Constant, ModelGraph
+from autoshard.normal.ir import Value
+from autoshard.normal.operators import run_operator, torch_dtype
 
 MAX_EVALUATED = 1 << 26
 """Most elements, intermediate values included, that are computed to recognise a mask."""
@@ -81,7 +81,7 @@ def _evaluate(
 
 
 def _schema(op: str) -> Sequence[Any]:
-    from autoshard.analyzer.operators import OWN, overload
+    from autoshard.normal.operators import OWN, overload
 
     return () if op in OWN else overload(op)._schema.arguments
 

@@ -10,10 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-from autoshard.analyzer._ir import LEAF_KINDS, Value, family
-from autoshard.analyzer.operators import run_operator, torch_dtype
 from autoshard.errors import CaptureError
 from autoshard.graph import ITEM_BYTES
+from autoshard.normal.ir import LEAF_KINDS, Value, family
+from autoshard.normal.operators import run_operator, torch_dtype
 
 FREE = frozenset(
     {

@@ -8,8 +8,8 @@ from typing import Any
 
 from autoshard.analyzer._constants import closure
 from autoshard.analyzer._cost import SavedTensors, backward_flops, forward_flops
-from autoshard.analyzer._ir import LEAF_KINDS, Builder, Instance, Value
 from autoshard.graph import Constant, ModelGraph, Node, Repeat
+from autoshard.normal.ir import LEAF_KINDS, Builder, Instance, Value
 
 STOPS = frozenset({"aten.detach.default", "autoshard.count_valid"})
 """Operators that give no gradient to what they read."""

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from autoshard.analyzer._export import Inputs, join_path
-from autoshard.analyzer.operators import torch_dtype
 from autoshard.errors import InputError
 from autoshard.graph import ModelGraph
+from autoshard.normal.operators import torch_dtype
 
 DEFAULT_BATCH = 8
 """Samples, where the caller says nothing."""

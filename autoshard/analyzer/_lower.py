@@ -19,9 +19,9 @@ import torch
 from torch import fx
 
 from autoshard.analyzer._blocks import MARKER, FoldError, Marks
-from autoshard.analyzer._ir import Builder, Instance, Value
-from autoshard.analyzer._rewrites import REWRITES, VIEWS, Call, plain, scatter
 from autoshard.errors import CaptureError
+from autoshard.normal.ir import Builder, Instance, Value
+from autoshard.normal.rewrites import REWRITES, VIEWS, Call, plain, scatter
 
 
 @dataclass(eq=False)

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoshard.analyzer.operators import torch_dtype
 from autoshard.errors import CaptureError, RequestError, UnknownNameError
+from autoshard.normal.operators import torch_dtype
 
 DTYPE_NAMES = {
     "bf16": "bfloat16",

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from autoshard.analyzer.operators import run_operator
 from autoshard.graph import ModelGraph
+from autoshard.normal.operators import run_operator
 from autoshard.validation.values import WholeValues
 
 Place = tuple[str, int]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import autoshard.analyzer._rewrites_nn  # noqa: F401  (registers its rewrites)
-from autoshard.analyzer._ir import Builder, Value
-from autoshard.analyzer._rewrites import REWRITES, Call, attr, plain, split_arguments
+import autoshard.normal.rewrites_nn  # noqa: F401  (registers its rewrites)
+from autoshard.normal.ir import Builder, Value
+from autoshard.normal.rewrites import REWRITES, Call, attr, plain, split_arguments
 
 __all__ = ["REWRITES", "Builder", "Call", "Value", "attr", "plain", "split_arguments"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from autoshard.analyzer import evaluate_constants
-from autoshard.analyzer.operators import run_operator
 from autoshard.graph import ModelGraph
+from autoshard.normal.operators import run_operator
 
 
 def run(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from autoshard.analyzer._ir import Builder, Value
-from autoshard.analyzer._rewrites import Call, Result, plain, rewrite
 from autoshard.graph import Attr
+from autoshard.normal.ir import Builder, Value
+from autoshard.normal.rewrites import Call, Result, plain, rewrite
 
 MEAN, SUM = "aten.mean.dim", "aten.sum.dim_IntList"
 

@@ -2,7 +2,7 @@
 
 A rewrite takes the builder and the :class:`Call` (arguments by schema name, defaults filled in)
 and gives a value, a list of values (a multi-output operator), or a function from output index to
-value. Losses, normalisations and attention stand in :mod:`autoshard.analyzer._rewrites_nn`.
+value. Losses, normalisations and attention stand in :mod:`autoshard.normal.rewrites_nn`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from autoshard.analyzer._ir import Builder, Value
 from autoshard.errors import CaptureError
 from autoshard.graph import Attr
+from autoshard.normal.ir import Builder, Value
 
 Result = Value | list[Value] | Callable[[int], Value]
 
