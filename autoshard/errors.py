@@ -20,6 +20,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_NAMES = 30
+"""Most names that a message lists."""
+
 
 class AutoshardError(Exception):
     """Base of every error that autoshard raises on purpose."""
@@ -59,7 +62,9 @@ class UnknownNameError(RequestError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         near = difflib.get_close_matches(name, self.known, n=3, cutoff=0.4)
-        hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(self.known)}"
+        more = f" and {len(self.known) - MOST_NAMES} more" if len(self.known) > MOST_NAMES else ""
+        known_text = ", ".join(self.known[:MOST_NAMES]) + more
+        hint = f"nearest: {', '.join(near)}" if near else f"known: {known_text}"
         super().__init__(f"unknown {kind} {name!r}; {hint}")
 
 

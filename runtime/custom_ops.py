@@ -69,12 +69,23 @@ def define(operators: Iterable[CustomOperator]) -> None:
         if operator.name in OPDEFS or _known(operator.name):
             continue  # importing the module of its functions defined it
         made = torch.library.custom_op(
-            operator.name, operator.function, mutates_args="unknown", schema=operator.schema
+            operator.name,
+            operator.function,
+            mutates_args=_written(operator),
+            schema=operator.schema,
         )
         if operator.fake is not None:
             made.register_fake(operator.fake)
         if operator.backward is not None:
             made.register_autograd(operator.backward, setup_context=operator.setup_context)
+
+
+def _written(operator: CustomOperator) -> tuple[str, ...]:
+    """Arguments that the operator changes, as its schema says."""
+    schema = torch._C.parse_schema(f"{operator.name}{operator.schema}")
+    return tuple(
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
 
 
 def _known(name: str) -> bool:

@@ -213,6 +213,8 @@ def from_config(document: Mapping[str, Any], name: str | None) -> Source:
     from huggingface_hub.errors import StrictDataclassError
 
     kind = values["model_type"]
+    if kind not in transformers.CONFIG_MAPPING:
+        raise UnknownNameError("model_type", str(kind), transformers.CONFIG_MAPPING.keys())
     try:
         with _silent():
             config = transformers.AutoConfig.for_model(**values)

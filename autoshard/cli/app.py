@@ -310,7 +310,7 @@ def validate(
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=1, metavar="SECONDS", help="Limit of the whole run."),
+        typer.Option("--timeout", min=1, metavar="SECONDS", help="Longest silence of a process."),
     ] = None,
     dry_run: Annotated[
         bool,

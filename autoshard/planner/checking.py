@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
@@ -25,6 +26,7 @@ from autoshard.validation import (
     DryRunReport,
     ValidationReport,
     dry_run,
+    measure_program,
     validate_program,
 )
 
@@ -182,6 +184,7 @@ def validate_plan(
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """See :func:`validate`: numbers in ``dtype``, costs and collectives in the plan's own."""
+    started = time.monotonic()
     say = progress or (lambda text: None)
     checked = resolve_dtype(dtype) or "float64"
     if dry:
@@ -199,38 +202,35 @@ def validate_plan(
     def told(text: str, fraction: float | None) -> None:
         say(text if fraction is None else f"{text} ({fraction:.0%})")
 
-    same = checked == plan.dtype
     numbers = validate_program(
         plan,
         captured,
         dtype=checked,
         seed=seed,
-        steps=steps if same else 0,
+        steps=0,
         timeout_s=timeout_s,
         progress=told,
     )
-    if same:
-        return numbers
     say(f"again in {plan.dtype}, for time, memory and collectives")
-    costs = validate_program(
-        plan,
-        captured,
-        dtype=plan.dtype,
-        seed=seed,
-        steps=steps,
-        timeout_s=timeout_s,
-        compare_module=False,
-        progress=told,
+    costs = measure_program(
+        plan, captured, seed=seed, steps=steps, timeout_s=timeout_s, progress=told
     )
-    return replace(
+    report = replace(
         numbers,
         collectives=costs.collectives,
         step_seconds=costs.step_seconds,
         predicted_step_seconds=costs.predicted_step_seconds,
         peak_bytes=costs.peak_bytes,
         predicted_peak_bytes=costs.predicted_peak_bytes,
-        seconds=numbers.seconds + costs.seconds,
+        seconds=time.monotonic() - started,
     )
+    if costs.collectives.differences:
+        raise ValidationError(
+            f"numbers agree, but {costs.collectives.differences} collectives differ between what "
+            f"was predicted and what was issued in {plan.dtype}; {costs.collectives.first}",
+            report=report,
+        )
+    return report
 
 
 def _check_room(plan: PlanDocument, dtype: str) -> None:

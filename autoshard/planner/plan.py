@@ -42,6 +42,10 @@ class Plan(PlanDocument):
         """The plan, what it costs, and what else was tried and why it lost, as text."""
         return render_text(plan_table(self))
 
+    def __str__(self) -> str:
+        """As :meth:`explain`."""
+        return self.explain()
+
     def __rich__(self) -> Any:
         """The plan as a table, for ``rich.print``."""
         return plan_table(self)

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from autoshard.analyzer import Captured
     from autoshard.search import Solution
 
+TIGHT = 0.03
+"""Share of the memory below which a plan warns that little is to spare (assumed)."""
+
 Validate = Literal["none", "dry-run", "run"]
 
 
@@ -298,6 +301,12 @@ def _plan(
         warnings.append(
             f"operator {family} has no sharding rule: its operands are gathered and it is computed "
             f"on every device; give it one with autoshard.sharding_rule({family!r}, ...)"
+        )
+    limit, total = solution.memory.limit_bytes, solution.memory.total_bytes
+    if limit is not None and 0 <= limit - total < TIGHT * limit:
+        warnings.append(
+            f"memory is tight: {(limit - total) / 2**20:,.0f} MiB to spare of "
+            f"{limit / 2**30:.1f} GiB, less than {TIGHT:.0%}; the prediction may be off by more"
         )
     if idle := idle_devices(program):
         warnings.append(idle)

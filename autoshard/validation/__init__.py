@@ -6,22 +6,25 @@ from autoshard.validation.report import (
     CaptureCheck,
     CollectiveCheck,
     DryRunReport,
+    Measured,
     TensorCheck,
     ValidationReport,
 )
-from autoshard.validation.validate import validate_program
+from autoshard.validation.validate import measure_program, validate_program
 from autoshard.validation.values import WholeValues, draw_buffers, draw_parameters
 
 __all__ = [
     "CaptureCheck",
     "CollectiveCheck",
     "DryRunReport",
+    "Measured",
     "TensorCheck",
     "ValidationReport",
     "WholeValues",
     "draw_buffers",
     "draw_parameters",
     "dry_run",
+    "measure_program",
     "run_unsharded",
     "validate_program",
 ]

@@ -21,7 +21,7 @@ from autoshard.runtime.lower import LoweredModule, lower
 from autoshard.runtime.processes import World
 from autoshard.sharding.collective import Collective
 from autoshard.validation.reference import Step, Watcher
-from autoshard.validation.values import WholeValues
+from autoshard.validation.values import WholeValues, default_dtype
 
 MEMORY_METHOD = "largest sum of live tensor bytes that torch's dispatcher saw in one step"
 
@@ -33,20 +33,24 @@ class Job:
     Attributes:
         program: what is executed.
         values: whole values; each process takes its shards.
+        dtype: what operators without floating operands give.
         operators: custom operators that the program calls.
         seed: of the random numbers that operators draw.
         steps: how many steps are timed, after one to warm up and one whose memory is measured; 0
             for neither.
         watch: whether to keep all operands, results and their gradients.
+        keep: whether what the step gave comes back, to be compared.
         before_step: called with the rank before its step, for tests.
     """
 
     program: Program
     values: WholeValues
+    dtype: str = "float32"
     operators: tuple[CustomOperator, ...] = ()
     seed: int = 0
     steps: int = 3
     watch: bool = False
+    keep: bool = True
     before_step: Callable[[int], None] | None = None
 
 
@@ -55,13 +59,13 @@ class RankResult:
     """What one process saw.
 
     Attributes:
-        step: its parts of everything.
+        step: its parts of everything; None where nothing was to be kept.
         issued: collectives, in order.
         step_seconds: median of the timed steps; None where none was.
         peak_bytes: see ``MEMORY_METHOD``; None where no step was timed.
     """
 
-    step: Step
+    step: Step | None
     issued: list[Collective]
     step_seconds: float | None
     peak_bytes: int | None
@@ -69,6 +73,11 @@ class RankResult:
 
 def run_rank(world: World, job: Job) -> RankResult:
     """One rank's part of a validation."""
+    with default_dtype(job.dtype):
+        return _run(world, job)
+
+
+def _run(world: World, job: Job) -> RankResult:
     program, values = job.program, job.values
     define(job.operators)
     recorder = Recorder()
@@ -90,8 +99,27 @@ def run_rank(world: World, job: Job) -> RankResult:
         job.before_step(world.rank)
     torch.manual_seed(job.seed)
     loss, outputs = one_step(module, inputs)
+    step = _kept(module, loss, outputs, watcher) if job.keep else None
+    del loss, outputs
+    issued = recorder.collectives
+    comm.recorder = None
+    seconds: float | None = None
+    peak: int | None = None
+    if job.steps and not job.watch:
+        world.progress("measuring memory", 0.6)
+        module.zero_grad(set_to_none=True)
+        peak = peak_bytes(module, inputs)
+        world.progress("timing", 0.7)
+        seconds = timed(module, inputs, job.steps, world.device)
+    return RankResult(step=step, issued=issued, step_seconds=seconds, peak_bytes=peak)
+
+
+def _kept(
+    module: LoweredModule, loss: Tensor, outputs: dict[str, Tensor], watcher: Watcher | None
+) -> Step:
+    """Copies of what one step gave."""
     stored = module.stored()
-    step = Step(
+    return Step(
         loss=loss.detach().cpu(),
         outputs={path: value.cpu() for path, value in outputs.items()},
         gradients={
@@ -105,17 +133,6 @@ def run_rank(world: World, job: Job) -> RankResult:
         forward=watcher.forward if watcher else {},
         backward=watcher.backward if watcher else {},
     )
-    issued = recorder.collectives
-    comm.recorder = None
-    seconds: float | None = None
-    peak: int | None = None
-    if job.steps and not job.watch:
-        world.progress("measuring memory", 0.6)
-        module.zero_grad(set_to_none=True)
-        peak = peak_bytes(module, inputs)
-        world.progress("timing", 0.7)
-        seconds = timed(module, inputs, job.steps, world.device)
-    return RankResult(step=step, issued=issued, step_seconds=seconds, peak_bytes=peak)
 
 
 def one_step(module: LoweredModule, inputs: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from autoshard.render.units import bytes_text
+
 Kind = Literal["loss", "output", "gradient", "buffer"]
 
 
@@ -114,8 +116,8 @@ class ValidationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether numbers agree and the collectives are those predicted, in order."""
-        return self.numbers_agree and not self.collectives.differences
+        """Whether numbers agree, the collectives are those predicted, and so is the module."""
+        return self.numbers_agree and not self.collectives.differences and self.capture.agrees
 
     def deviation(self, kind: Kind) -> float:
         """The largest deviation of one kind of tensor."""
@@ -152,10 +154,10 @@ class ValidationReport:
             beside = "" if said is None else f", predicted {said:.3g} s for the plan's cluster"
             lines.append(f"step: {self.step_seconds:.3g} s measured here{beside}")
         said_bytes = self.predicted_peak_bytes
-        beside = "" if said_bytes is None else f", predicted {said_bytes:,}"
+        beside = "" if said_bytes is None else f", predicted {bytes_text(said_bytes)}"
         if self.peak_bytes is not None:
             lines.append(
-                f"memory: {self.peak_bytes:,} bytes measured{beside} ({self.memory_method})"
+                f"memory: {self.peak_bytes / 2**20:.1f} MiB measured{beside} ({self.memory_method})"
             )
         capture = self.capture
         if capture.skipped:
@@ -167,6 +169,17 @@ class ValidationReport:
                 f"({worst.kind} {worst.name}; rounding allows {capture.tolerance:.0e})"
             )
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a plan costs beside what it said; fields as in :class:`ValidationReport`."""
+
+    collectives: CollectiveCheck
+    step_seconds: float | None
+    predicted_step_seconds: float | None
+    peak_bytes: int | None
+    predicted_peak_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""``validate_program``: a plan on real processes beside one device."""
+"""``validate_program`` and ``measure_program``: a plan on real processes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
+import torch
 from torch import Tensor
 
 from autoshard.analyzer import Captured, evaluate_constants
@@ -33,10 +34,16 @@ from autoshard.validation.report import (
     CaptureCheck,
     CollectiveCheck,
     Kind,
+    Measured,
     TensorCheck,
     ValidationReport,
 )
-from autoshard.validation.values import WholeValues, draw_buffers, draw_parameters
+from autoshard.validation.values import (
+    WholeValues,
+    default_dtype,
+    draw_buffers,
+    draw_parameters,
+)
 
 TOLERANCES = {"float64": 1e-9, "float32": 2e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest deviation that the order of sums explains, by dtype."""
@@ -86,30 +93,32 @@ def validate_program(
     started = time.monotonic()
     say = progress or (lambda text, fraction: None)
     allowed = TOLERANCES.get(dtype, 1e-3) if tolerance is None else tolerance
-    graph = captured.graph
-    original = plan if isinstance(plan, Program) else program_of(graph, plan)
-    if isinstance(plan, Program) and plan.graph.fingerprint != graph.fingerprint:
-        raise RequestError(f"the program is for another graph than {graph.name}; plan it again")
-    program = in_dtype(original, dtype)
+    name = captured.graph.name
+    program = in_dtype(_program(plan, captured), dtype)
     say("drawing weights and inputs", 0.02)
     values = draw_values(captured, program.graph, dtype, seed)
     say("one device", 0.1)
-    right = run_unsharded(program.graph, values, seed=seed)
+    with default_dtype(dtype):
+        right = run_unsharded(program.graph, values, seed=seed)
+    given = not is_finite(right)
+    if given:
+        values = draw_values(captured, program.graph, dtype, seed, given=True)
+        with default_dtype(dtype):
+            right = run_unsharded(program.graph, values, seed=seed)
+        if not is_finite(right):
+            raise ValidationError(
+                f"on one device {first_infinite(right)} of {name} is not finite, "
+                "so nothing can be compared: random weights and inputs do not suit this model. "
+                "Give example_inputs of real values (masks, probabilities, positive numbers)"
+            )
     capture = CaptureCheck(dtype=dtype, skipped="it was not asked for")
     if compare_module:
         say("the module itself", 0.2)
-        capture = check_capture(captured, seed)
+        capture = check_capture(captured, seed, given=given)
     ranks = pool or get_pool(prod(program.sizes))
-    job = Job(
-        program=program,
-        values=values,
-        operators=custom_operators({n.family for n in program.graph.nodes}),
-        seed=seed,
-        steps=steps,
-        before_step=before_step,
-    )
+    job = replace(_job(program, values, seed, steps), dtype=dtype, before_step=before_step)
     found = _run(ranks, job, timeout_s, say, 0.3)
-    checks = compare(program, {at: r.step for at, r in found.items()}, right, allowed)
+    checks = compare(program, _steps(found), right, allowed)
     report = ValidationReport(
         devices=prod(program.sizes),
         mesh=", ".join(f"{n}={s}" for n, s in zip(program.axis_names, program.sizes, strict=True)),
@@ -118,11 +127,9 @@ def validate_program(
         checks=tuple(checks),
         collectives=check_collectives(program, found),
         capture=capture,
-        step_seconds=max(
-            (r.step_seconds for r in found.values() if r.step_seconds is not None), default=None
-        ),
+        step_seconds=_slowest(found),
         predicted_step_seconds=_predicted_seconds(plan),
-        peak_bytes=max((r.peak_bytes for r in found.values() if r.peak_bytes), default=None),
+        peak_bytes=_fullest(found),
         predicted_peak_bytes=_predicted_bytes(plan),
         memory_method=MEMORY_METHOD,
         seconds=time.monotonic() - started,
@@ -136,8 +143,74 @@ def validate_program(
             f"what was predicted and what was issued; {report.collectives.first}",
             report=report,
         )
+    if not capture.agrees:
+        assert capture.worst is not None
+        raise ValidationError(
+            f"the plan does what its graph says, but the graph of {name} is not "
+            f"what the module computes: {capture.worst.kind} {capture.worst.name!r} differs by "
+            f"{capture.worst.deviation:.1e} of its largest magnitude on one device in "
+            f"{capture.dtype} (rounding allows {capture.tolerance:.0e}). Does the module hold "
+            "state, hooks or Python conditions that a trace does not see? If not, please report it",
+            report=report,
+        )
     say("done", 1.0)
     return report
+
+
+def measure_program(
+    plan: Program | PlanDocument,
+    captured: Captured,
+    *,
+    seed: int = 0,
+    steps: int = 3,
+    timeout_s: float = 120.0,
+    pool: Pool | None = None,
+    progress: Say | None = None,
+) -> Measured:
+    """Run a plan in its own dtype for what it costs: time, memory and collectives, not numbers.
+
+    Arguments and errors as :func:`validate_program`.
+    """
+    say = progress or (lambda text, fraction: None)
+    program = _program(plan, captured)
+    values = draw_values(captured, program.graph, None, seed)
+    job = replace(_job(program, values, seed, steps), keep=False)
+    found = _run(pool or get_pool(prod(program.sizes)), job, timeout_s, say, 0.3)
+    say("done", 1.0)
+    return Measured(
+        collectives=check_collectives(program, found),
+        step_seconds=_slowest(found),
+        predicted_step_seconds=_predicted_seconds(plan),
+        peak_bytes=_fullest(found),
+        predicted_peak_bytes=_predicted_bytes(plan),
+    )
+
+
+def _program(plan: Program | PlanDocument, captured: Captured) -> Program:
+    """The program of a plan, if it is one for the captured model."""
+    graph = captured.graph
+    if not isinstance(plan, Program):
+        return program_of(graph, plan)
+    if plan.graph.fingerprint != graph.fingerprint:
+        raise RequestError(f"the program is for another graph than {graph.name}; plan it again")
+    return plan
+
+
+def _job(program: Program, values: WholeValues, seed: int, steps: int) -> Job:
+    operators = custom_operators({n.family for n in program.graph.nodes})
+    return Job(program=program, values=values, operators=operators, seed=seed, steps=steps)
+
+
+def _steps(found: Mapping[Coordinate, RankResult]) -> dict[Coordinate, Step]:
+    return {at: r.step for at, r in found.items() if r.step is not None}
+
+
+def _slowest(found: Mapping[Coordinate, RankResult]) -> float | None:
+    return max((r.step_seconds for r in found.values() if r.step_seconds is not None), default=None)
+
+
+def _fullest(found: Mapping[Coordinate, RankResult]) -> int | None:
+    return max((r.peak_bytes for r in found.values() if r.peak_bytes is not None), default=None)
 
 
 def _predicted_seconds(plan: Program | PlanDocument) -> float | None:
@@ -167,14 +240,43 @@ def in_dtype(program: Program, dtype: str) -> Program:
     )
 
 
-def draw_values(captured: Captured, graph: ModelGraph, dtype: str, seed: int) -> WholeValues:
-    """Whole values for ``graph``, which is that of ``captured`` but for its dtypes."""
+def is_finite(step: Step) -> bool:
+    """Whether the loss and all gradients of a step are finite numbers."""
+    return not first_infinite(step)
+
+
+def first_infinite(step: Step) -> str:
+    """What of a step is not finite, in words; empty where all is. Outputs may hold infinities."""
+    if not bool(torch.isfinite(step.loss).all()):
+        return "the loss"
+    bad = (n for n, g in step.gradients.items() if not bool(torch.isfinite(g).all()))
+    name = next(bad, None)
+    return "" if name is None else f"the gradient of {name!r}"
+
+
+def draw_values(
+    captured: Captured,
+    graph: ModelGraph,
+    dtype: str | None,
+    seed: int,
+    *,
+    given: bool = False,
+) -> WholeValues:
+    """Whole values for ``graph``, which is that of ``captured`` but for its dtypes.
+
+    Args:
+        captured: the model.
+        graph: its graph in the dtypes to run in.
+        dtype: of floating inputs.
+        seed: of random values.
+        given: whether inputs are the caller's own values, where there are any.
+    """
     buffers: dict[str, Tensor] = {}
     if any(c.op == "buffer" for c in graph.constants):
         module = captured.materialize(seed)
         buffers = dict(module.named_buffers(remove_duplicate=False))
     return WholeValues(
-        inputs=captured.draw_inputs(seed, dtype),
+        inputs=captured.draw_inputs(seed, dtype, given=given),
         parameters=draw_parameters(graph, seed),
         buffers=draw_buffers(graph, seed),
         constants=evaluate_constants(graph, buffers),
@@ -263,10 +365,9 @@ def _locate(pool: Pool, job: Job, report: ValidationReport, timeout_s: float) ->
     )
     again = replace(job, watch=True, steps=0)
     parts = _run(pool, again, timeout_s, lambda text, fraction: None, 0.8)
-    right = run_unsharded(job.program.graph, job.values, seed=job.seed, watch=True)
-    where = first_wrong_operator(
-        job.program, {at: r.step for at, r in parts.items()}, right, report.tolerance
-    )
+    with default_dtype(job.dtype):
+        right = run_unsharded(job.program.graph, job.values, seed=job.seed, watch=True)
+    where = first_wrong_operator(job.program, _steps(parts), right, report.tolerance)
     if not where:
         where = "every operator's operands, result and gradients agree: the fault lies in how "
         where += "gradients are summed; please report it."
