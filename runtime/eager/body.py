@@ -254,12 +254,9 @@ class _Session:
         parameter_layouts: Sequence[Mapping[str, Layout]],
     ) -> BodyResult:
         """Enter, run, and take down what is left."""
-        every = [*in_layouts, *(v for table in parameter_layouts for v in table.values())]
-        self.engine.active = tuple(
-            axis
-            for axis in range(len(self.engine.comm.mesh))
-            if any(layout is not None and layout[axis] is not R for layout in every)
-        )
+        data = self._cut_axes(in_layouts)
+        cut = self._cut_axes([v for table in parameter_layouts for v in table.values()])
+        self.engine.begin(sorted({*data, *cut}), data)
         for index, module in enumerate(objects.modules):
             layouts = parameter_layouts[index] if index < len(parameter_layouts) else {}
             self._enter_module(module, layouts)
@@ -301,6 +298,13 @@ class _Session:
             tensors=tensors,
             gradients=gradients,
         )
+
+    def _cut_axes(self, layouts: Sequence[Layout | None]) -> list[int]:
+        return [
+            axis
+            for axis in range(len(self.engine.comm.mesh))
+            if any(layout is not None and layout[axis] is not R for layout in layouts)
+        ]
 
     # ---- entering ---------------------------------------------------------------------------
 

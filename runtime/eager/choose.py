@@ -1,9 +1,11 @@
 """Which strategy an operator runs by, when nobody has planned: follow the data, take the cheapest.
 
 On an axis where no operand is cut or partial the data says nothing, and only ``R`` (or ``RP``) is
-offered: a replicated value could be cut for free, and the gather would come later. Elsewhere the
-cuts of the operands are offered, gathering them, and what passes partial sums through; the least
-seconds of messages (forward and backward) plus share of the operator's roofline win.
+offered: a replicated value could be cut for free, and the gather would come later. A parameter
+that nobody has used yet becomes ``RP`` there if the axis cuts inputs, for its data will be cut too;
+on an axis that cuts parameters only it stays ``R``, and so does the value. Elsewhere the cuts of
+the operands are offered, gathering them, and what passes partial sums through; the least seconds
+of messages (forward and backward) plus share of the operator's roofline win.
 """
 
 from __future__ import annotations
@@ -72,6 +74,9 @@ class Chooser:
         mesh: axis sizes.
         seconds: price of a collective.
         cluster: for the roofline of operators.
+
+    Attributes:
+        data_axes: axes that cut inputs.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Chooser:
         self.cluster = cluster or Cluster.preset("local", devices)
         self.resharder = Resharder(mesh, seconds or self.cluster.collective_seconds(mesh))
         self.seconds = self.resharder.seconds
+        self.data_axes = tuple(range(len(mesh)))
 
     def choose(
         self,
@@ -151,11 +157,11 @@ class Chooser:
     ) -> list[Choice]:
         states = [o.layout[axis] for o in operands]
         if not any(isinstance(s, Cut) or s is P for s in states):
-            follows = [o.layout[axis] is RP or axis in o.open for o in operands if o.differentiable]
             out = [Choice(passes="R")]
             if differentiable:
                 passing = Choice(passes="RP")
-                out = [passing, *out] if follows and all(follows) else [*out, passing]
+                follow = self._all_follow(operands, axis)
+                out = [passing, *out] if follow else [*out, passing]
             return out
         proposals: dict[str, set[tuple[int, int]]] = {}
         for operand, dims in zip(operands, rule.operands, strict=True):
@@ -165,6 +171,14 @@ class Chooser:
                 if hit is not None:
                     proposals.setdefault(hit[0], set()).add(hit[1:])
         return axis_choices(rule, proposals, differentiable=differentiable)
+
+    def _all_follow(self, operands: Sequence[Operand], axis: int) -> bool:
+        """Whether on an axis where nothing is cut the gradients had best stay parts."""
+        states = [o.layout[axis] for o in operands if o.differentiable]
+        is_open = [axis in o.open for o in operands if o.differentiable]
+        if axis not in self.data_axes and RP not in states:
+            return False
+        return bool(states) and all(s is RP or o for s, o in zip(states, is_open, strict=True))
 
     def _internal(self, rule: Rule, strategy: Strategy) -> float:
         total = 0.0

@@ -125,8 +125,17 @@ class Engine:
         self.active = tuple(range(len(comm.mesh)))
         self.gradients = Gradients(self)
         self._plans: dict[Any, Bound | str] = {}
+        self._plans_by_axes: dict[tuple[int, ...], dict[Any, Bound | str]] = {}
         self._movers: dict[Any, Mover] = {}
         self._leaf_cache: dict[Any, tuple[Any, ...]] = {}
+
+    def begin(self, active: Sequence[int], data: Sequence[int]) -> None:
+        """Before a call: the axes that cut something, and those that cut inputs.
+
+        Plans differ by the latter.
+        """
+        self.active, self.chooser.data_axes = tuple(active), tuple(data)
+        self._plans = self._plans_by_axes.setdefault(self.chooser.data_axes, {})
 
     # ---- layouts ----------------------------------------------------------------------------
 

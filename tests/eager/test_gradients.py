@@ -80,6 +80,38 @@ def test_nothing_is_reduced_where_the_input_is_whole() -> None:
     assert check(square, Stack(3, 8), torch.randn(8, 8)) == []
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.norm = nn.GroupNorm(2, 8)
+        self.up = nn.Linear(8, 64)
+        self.down = nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = self.norm(self.first(x)).mean((2, 3))
+        return self.down(torch.relu(self.up(x)) * self.up.bias)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [None, ("up.weight", "model"), ("down.weight", None, "model"), ("up.bias", "model")],
+    ids=["nothing", "rows", "columns", "bias"],
+)
+def test_gradients_are_summed_over_the_axes_that_cut_their_data(cut) -> None:
+    """Over ``data`` alone, though parameters of one layer are cut over ``model``."""
+    x = torch.randn(64, 3, 32, 32)  # large enough to stay cut
+
+    def parameters(name: str, p: torch.Tensor):
+        return layout(p.shape, *cut[1:]) if cut and name == cut[0] else None
+
+    collectives = check(
+        square, Block(), x, cuts=[layout(x.shape, "data")], parameters=parameters, tolerance=1e-8
+    )
+    backward = [c for c in collectives if c.phase == "backward" and "gradient" in c.value]
+    assert {c.axes for c in backward if c.num_bytes > 64 * 8} == {("data",)}, backward
+
+
 def too_early(model, x):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with no_sync():
