@@ -1,1 +1,1 @@
-"""The Python interface and its wire types."""
+"""The planning service will stand here; this version has none. It knows only the planner."""
