@@ -107,6 +107,7 @@ class Pool:
         *,
         timeout_s: float | None = None,
         on_progress: OnProgress | None = None,
+        descriptors: Sequence[int] = (),
     ) -> list[Returned]:
         """As :meth:`run`, with more to choose.
 
@@ -116,6 +117,8 @@ class Pool:
             kwargs: keyword arguments.
             timeout_s: seconds without a word from any rank; the pool's if None.
             on_progress: called as ``on_progress(rank, progress)`` in this thread.
+            descriptors: file descriptors that go along; a rank finds its copies, open for the
+                time of the call, in ``world.descriptors``.
 
         Raises:
             RankError: a rank raised (its traceback is in the message, and the exception itself is
@@ -131,7 +134,7 @@ class Pool:
             ) from error
         try:
             with self._lock:
-                return self._call(parcel, fd, timeout_s or self.timeout_s, on_progress)
+                return self._call(parcel, fd, descriptors, timeout_s or self.timeout_s, on_progress)
         finally:
             if fd is not None:
                 os.close(fd)
@@ -190,7 +193,12 @@ class Pool:
     # ---- one call ----
 
     def _call(
-        self, parcel: Parcel, fd: int | None, timeout_s: float, on_progress: OnProgress | None
+        self,
+        parcel: Parcel,
+        fd: int | None,
+        descriptors: Sequence[int],
+        timeout_s: float,
+        on_progress: OnProgress | None,
     ) -> list[Any]:
         crew = self._living() or self._fork(_modules(parcel, fd))
         try:
@@ -201,7 +209,7 @@ class Pool:
             for rank in crew.ranks:
                 rank.channel.socket.settimeout(timeout_s)
                 with contextlib.suppress(OSError):  # it died meanwhile: its channel will say so
-                    rank.channel.send(message, () if fd is None else (fd,))
+                    rank.channel.send(message, (*descriptors, *(() if fd is None else (fd,))))
             return _Gathering(crew, timeout_s, on_progress).results()
         except BaseException:  # also Ctrl-C: whatever runs, ends now
             self._end()

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import NoReturn
@@ -129,7 +130,10 @@ def _answer(world: World, channel: Channel) -> bool:
         sys.path[:] = message.path
         with contextlib.suppress(OSError):
             os.chdir(message.folder)
-        function, args, kwargs = unpack(message.parcel, fds[0] if fds else None)
+        count = len(fds) - (message.parcel.inline is None)  # the block's comes last
+        function, args, kwargs = unpack(message.parcel, None if count == len(fds) else fds[-1])
+        if count:
+            world = replace(world, descriptors=tuple(fds[:count]))
         result = function(world, *args, **kwargs)
     except BaseException as error:
         return _fail(channel, error)

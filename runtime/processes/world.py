@@ -28,6 +28,7 @@ class World:
         device: where this rank computes.
         timeout_s: limit of every collective.
         report: takes progress messages, or None.
+        descriptors: of files that came with the call.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class World:
     device: torch.device
     timeout_s: float
     report: Callable[[Progress], None] | None = None
+    descriptors: tuple[int, ...] = ()
 
     def progress(self, text: str = "", fraction: float | None = None) -> None:
         """Tell the caller how far this rank is; without a caller, nothing happens."""

@@ -35,10 +35,10 @@ from autoshard.runtime.processes import (
 )
 from autoshard.runtime.spmd.ambient import Ambient
 from autoshard.runtime.spmd.captured import Captured, captured_by, names_used
+from autoshard.runtime.spmd.courier import MOST_BYTES, Courier, loose
 from autoshard.runtime.spmd.home import bring_home, from_pieces, from_replies
 from autoshard.runtime.spmd.request import (
     Changes,
-    Reply,
     Request,
     collect,
     communicator,
@@ -97,6 +97,7 @@ class SpmdFunction(Generic[Arguments, Returned]):
         self._timeout_s, self._options = timeout_s, options
         self._warned: set[tuple[object, ...]] = set()
         self._is_known = False
+        self._courier = Courier()
         try:
             self._signature: inspect.Signature | None = inspect.signature(function)
         except (TypeError, ValueError):
@@ -283,25 +284,31 @@ class _Call:
         if self.objects.modules or self.objects.optimizers or _may_optimize(self.spmd.function):
             _preload_optimizers()
         request = self._request(ambient=Ambient.here(), watch=watch)
-        try:
-            with _by_value(self.captured.by_value):
-                shipment = pack(request)
-        except Exception as error:
-            raise self._unsendable(error) from error
-        if not self.spmd._is_known:
-            # Third-party modules are imported once in the helper, if ranks are still to be forked.
-            _pool(self.mesh, self.spmd._timeout_s, preload=shipment.modules())
-            self.spmd._is_known = True
-        try:
-            replies: list[Reply] = [unpack(s) for s in pool.call(execute, (shipment,))]
-        except RankError as error:
-            cause = error.__cause__
-            if isinstance(cause, RequestError):  # the request was wrong, only found out there
-                raise cause from None
-            raise
-        changes = replies[0].changes
-        assert changes is not None
-        result = self._home(changes, from_replies(replies, self.mesh.shape))
+        courier = self.spmd._courier
+        with courier.lock:
+            try:
+                with _by_value(self.captured.by_value):
+                    rest = loose(request)
+                    shipment = pack(request) if rest.num_bytes > MOST_BYTES else None
+            except Exception as error:
+                raise self._unsendable(error) from error
+            if not self.spmd._is_known:
+                # Third-party modules are imported once in the helper, before ranks are forked.
+                _pool(self.mesh, self.spmd._timeout_s, preload=rest.modules())
+                self.spmd._is_known = True
+            try:
+                if shipment is None:
+                    replies = courier.call(request, rest, pool)
+                else:
+                    replies = [unpack(s) for s in pool.call(execute, (shipment,))]
+            except RankError as error:
+                cause = error.__cause__
+                if isinstance(cause, RequestError):  # the request was wrong, only found out there
+                    raise cause from None
+                raise
+            changes = replies[0].changes
+            assert changes is not None
+            result = self._home(changes, from_replies(replies, self.mesh.shape))
         self._tell([r.trace for r in replies if r.trace is not None], "cpu")
         return result
 

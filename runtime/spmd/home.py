@@ -125,7 +125,8 @@ def _module(
         value = wholes(piece, parameter)
         if parameter is None:
             if value is not None:
-                _place(module, name).register_parameter(_leaf(name), nn.Parameter(value))
+                made = nn.Parameter(value.clone())
+                _place(module, name).register_parameter(_leaf(name), made)
         elif value is not None:
             _overwrite(parameter, value)
     known = dict(module.named_buffers())
@@ -211,13 +212,18 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def _plain(value: Any, wholes: Wholes) -> Any:
-    """A state or a group with whole tensors in the slots."""
+    """An entry of a state or a group with whole tensors in the slots."""
+
+    def inner(value: Any) -> Any:
+        found = _plain(value, wholes)
+        return found.clone() if isinstance(value, Slot) else found
+
     if isinstance(value, Slot):
         return wholes(value.number, None)
     if isinstance(value, dict):
-        return {k: _plain(v, wholes) for k, v in value.items()}
+        return {k: inner(v) for k, v in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_plain(v, wholes) for v in value)
+        return type(value)(inner(v) for v in value)
     return value
 
 

@@ -117,6 +117,8 @@ class Same(NamedTuple):
 UNCHANGED: Final = "unchanged"
 """Stands for a piece that is as it was."""
 
+_COMPARED_BYTES = 1 << 14  # a smaller piece is sent sooner than compared
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
@@ -231,6 +233,14 @@ def execute(world: World, shipment: Shipment) -> Shipment:
     """Run a request on a rank of the pool, and send back what this rank owns: a :class:`Reply`."""
     request = unpack(shipment)
     assert isinstance(request, Request)
+    changes, pieces, trace = carry_out(world, request)
+    return pack(Reply(changes=changes if world.rank == 0 else None, pieces=pieces, trace=trace))
+
+
+def carry_out(
+    world: World, request: Request
+) -> tuple[Changes, dict[int, torch.Tensor | str], RankTrace | None]:
+    """Run a request on a rank of the pool: what it did, and of the pieces those this rank owns."""
     assert request.ambient is not None
     request.ambient.enter()
     for tensor, gradient in request.gradients:
@@ -250,11 +260,15 @@ def execute(world: World, shipment: Shipment) -> Shipment:
         if any(s is R and comm.coordinate[axis] for axis, s in enumerate(layout)):
             continue
         before = pieces.before.get(number)
-        if before is not None and _is_same(piece, before, comm):
+        if (
+            before is not None
+            and piece.local.nbytes >= _COMPARED_BYTES
+            and _is_same(piece, before, comm)
+        ):
             mine[number] = UNCHANGED
         else:
             mine[number] = piece.local.detach()
-    return pack(Reply(changes=changes if world.rank == 0 else None, pieces=mine, trace=trace))
+    return changes, mine, trace
 
 
 def perform(
@@ -461,6 +475,7 @@ __all__ = [
     "Request",
     "Same",
     "Slot",
+    "carry_out",
     "collect",
     "communicator",
     "execute",

@@ -13,7 +13,7 @@ import pickle
 import pickletools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -53,13 +53,15 @@ class Shipment:
 
     def modules(self) -> list[str]:
         """Modules that the pickle names, those of torch and of the program itself left out."""
-        names: dict[str, None] = {}
-        for opcode, argument, _ in pickletools.genops(
-            self.data[4 + int.from_bytes(self.data[:4], "little") :]
-        ):
-            if "UNICODE" in opcode.name and isinstance(argument, str) and argument in sys.modules:
-                names[argument] = None
-        return [n for n in names if n not in ("__main__", "builtins") and n[:6] != "torch."]
+        return _modules(self.data)
+
+
+def _modules(data: bytes) -> list[str]:
+    names: dict[str, None] = {}
+    for opcode, argument, _ in pickletools.genops(data[4 + int.from_bytes(data[:4], "little") :]):
+        if "UNICODE" in opcode.name and isinstance(argument, str) and argument in sys.modules:
+            names[argument] = None
+    return [n for n in names if n not in ("__main__", "builtins") and n[:6] != "torch."]
 
 
 @lru_cache(maxsize=1)
@@ -143,11 +145,69 @@ def _tensor(number: int) -> torch.Tensor:
     return _unpacked[-1][number]
 
 
-def pack(value: object) -> Shipment:
-    """Pack a value; raises whatever pickling raises."""
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """A packed value whose memory is still where it was.
+
+    Two are equal if they differ in the bytes of tensors and arrays alone.
+
+    Attributes:
+        data: the pickle.
+        places: of each piece of memory its start in a block, and its size.
+        tensors: see :class:`Shipment`.
+        num_bytes: of the block.
+        memory: the pieces.
+    """
+
+    data: bytes
+    places: tuple[tuple[int, int], ...]
+    tensors: tuple[tuple[Any, ...], ...]
+    num_bytes: int
+    memory: tuple[Bytes, ...] = field(compare=False, repr=False)
+
+    def copy_to(self, block: Bytes) -> None:
+        """Copy the pieces to their places."""
+        for memory, (start, size) in zip(self.memory, self.places, strict=True):
+            block[start : start + size] = memory
+
+    def without_memory(self) -> Loose:
+        """The same, to be sent."""
+        return replace(self, memory=())
+
+    def with_memory(self, block: Bytes) -> Shipment:
+        """With pieces that lie in ``block``."""
+        return Shipment(self.data, block, self.places, (), self.tensors)
+
+    def modules(self) -> list[str]:
+        """See :meth:`Shipment.modules`."""
+        return _modules(self.data)
+
+
+def _pickled(value: object) -> tuple[_Pickler, bytes]:
     file = io.BytesIO()
     pickler = _Pickler(file)
     pickler.dump(value)
+    # Buffers of the pickle are named by what they are: pieces after, or between, those of tensors.
+    header = pickle.dumps(tuple(pickler._buffers))
+    return pickler, len(header).to_bytes(4, "little") + header + file.getvalue()
+
+
+def loosen(value: object) -> Loose:
+    """Pack a value, but for its memory; raises whatever pickling raises."""
+    pickler, data = _pickled(value)
+    places: list[tuple[int, int]] = []
+    end = 0
+    for memory, _ in pickler.pieces:
+        start = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
+        places.append((start, memory.nbytes))
+        end = start + memory.nbytes
+    memories = tuple(memory for memory, _ in pickler.pieces)
+    return Loose(data, tuple(places), tuple(pickler.tensors), end, memories)
+
+
+def pack(value: object) -> Shipment:
+    """Pack a value; raises whatever pickling raises."""
+    pickler, data = _pickled(value)
     places: list[tuple[int, int]] = []
     large: list[Bytes] = []
     end = 0
@@ -163,15 +223,7 @@ def pack(value: object) -> Shipment:
     for (memory, _), (start, size) in zip(pickler.pieces, places, strict=True):
         if start >= 0:
             block[start : start + size] = memory
-    # Buffers of the pickle are named by what they are: pieces after, or between, those of tensors.
-    header = pickle.dumps(tuple(pickler._buffers))
-    return Shipment(
-        len(header).to_bytes(4, "little") + header + file.getvalue(),
-        block,
-        tuple(places),
-        tuple(large),
-        tuple(pickler.tensors),
-    )
+    return Shipment(data, block, tuple(places), tuple(large), tuple(pickler.tensors))
 
 
 def unpack(shipment: Shipment) -> Any:
