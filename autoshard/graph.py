@@ -226,17 +226,24 @@ class ModelGraph:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def with_float_dtype(self, dtype: str) -> ModelGraph:
-        """The same graph with every floating dtype, attributes included, replaced by ``dtype``."""
+        """The same graph with every floating dtype, attributes included, replaced by ``dtype``.
+
+        Complex ones follow: complex128 with float64, else complex64.
+        """
         floats = {"float64", "float32", "float16", "bfloat16"}
+        pairs = dict.fromkeys(floats, dtype)
+        pairs |= dict.fromkeys(
+            ("complex64", "complex128"), "complex128" if dtype == "float64" else "complex64"
+        )
 
         def swap_attrs(attrs: Mapping[str, Attr]) -> dict[str, Attr]:
             return {
-                k: dtype if k == "dtype" and isinstance(v, str) and v in floats else v
+                k: pairs.get(v, v) if k == "dtype" and isinstance(v, str) else v
                 for k, v in attrs.items()
             }
 
         def swap(item: Any) -> Any:
-            new = dtype if item.dtype in floats else item.dtype
+            new = pairs.get(item.dtype, item.dtype)
             extra = {}
             if isinstance(item, Node) and item.dtype in floats and item.saved_extra_bytes:
                 ratio = ITEM_BYTES[dtype] / ITEM_BYTES[item.dtype]

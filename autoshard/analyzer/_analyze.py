@@ -91,17 +91,29 @@ class Captured:
         raise CaptureError(f"the module returned {sorted(found)}, not the outputs of the graph")
 
     def draw_inputs(
-        self, seed: int = 0, dtype: str | torch.dtype | None = None
+        self, seed: int = 0, dtype: str | torch.dtype | None = None, *, given: bool = False
     ) -> dict[str, Tensor]:
-        """Random inputs on the CPU, by path.
+        """Inputs on the CPU, by path: random ones, but for masks.
+
+        Truth values, and integers of which the graph does not tell what they may hold, are the
+        caller's own where there are any: a random mask may hide everything.
 
         Args:
             seed: same seed, same values.
             dtype: of floating inputs; None for the graph's own.
+            given: take the caller's own values of all inputs that have some.
         """
         generator = torch.Generator().manual_seed(seed)
         wanted = parse_dtype(dtype)
-        return {spec.path: spec.draw(generator, wanted) for spec in self.inputs}
+        own = dict(named_leaves(self.call)) if self.call is not None else {}
+        out = {}
+        for spec in self.inputs:
+            drawn = spec.draw(generator, wanted)
+            value = own.get(spec.path)
+            if (given or not spec.known) and isinstance(value, Tensor) and not value.is_meta:
+                drawn = value.detach().to(device="cpu", dtype=drawn.dtype, copy=True)
+            out[spec.path] = drawn
+        return out
 
     def materialize(self, seed: int = 0, dtype: str | torch.dtype | None = None) -> nn.Module:
         """The model with weights, on the CPU.
@@ -183,6 +195,8 @@ def analyze(
                 "example_inputs"
             )
         inputs = normalise(example_inputs)
+        if batch_of(inputs) == 0:
+            raise InputError("the first of example_inputs has no sample: its first dim has size 0")
     if not module.training:
         notes.append("the module is in eval mode: no dropout, fixed running statistics")
     cast = wanted if not source.native_dtype else None

@@ -12,7 +12,7 @@ from torch import nn
 import autoshard.normal.rewrites_nn  # noqa: F401  (registers its rewrites)
 from autoshard.analyzer._blocks import FoldError, Group, Marks, find_groups
 from autoshard.analyzer._constants import closure, recognise_masks
-from autoshard.analyzer._export import Inputs, export, model_leaves
+from autoshard.analyzer._export import Inputs, export, model_leaves, quiet
 from autoshard.analyzer._finish import Program, finish
 from autoshard.analyzer._lower import Leaf, Lowering, dtype_name
 from autoshard.errors import CaptureError
@@ -52,6 +52,10 @@ def capture(
     groups = find_groups(module)
     notes = list(assumptions)
     warnings: list[str] = []
+    if hooked := _hooked(module):
+        warnings.append(
+            f"hooks on gradients are not in the graph and do not run in a plan: {', '.join(hooked)}"
+        )
     program: Program | None = None
     if groups and fold:
         progress(f"tracing one block of each of {len(groups)} kinds")
@@ -71,14 +75,26 @@ def capture(
         notes.append(f"{masks} attention calls have an explicit mask")
     progress("counting operations and saved tensors")
     _, aliases = model_leaves(module)
-    return finish(
-        program,
-        name=name,
-        batch=batch,
-        aliases=aliases,
-        assumptions=notes,
-        warnings=[*warnings, *program.warnings],
-    )
+    with quiet():
+        return finish(
+            program,
+            name=name,
+            batch=batch,
+            aliases=aliases,
+            assumptions=notes,
+            warnings=[*warnings, *program.warnings],
+        )
+
+
+def _hooked(module: nn.Module) -> list[str]:
+    """Names of parameters and modules with hooks on their gradients; the first few."""
+    kinds = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
+    found = [
+        name or "(root)"
+        for name, owner in (*module.named_parameters(), *module.named_modules())
+        if any(getattr(owner, kind, None) for kind in kinds)
+    ]
+    return found[:5]
 
 
 def _folded(

@@ -112,7 +112,14 @@ def export(
     fake = _fake_inputs(shadow, inputs, mode)
     where = _Where(shadow)
     try:
-        with _quiet(), where, _patched_masks(inputs), _no_functions(), torch.enable_grad():
+        with (
+            quiet(),
+            where,
+            _patched_masks(inputs),
+            _masks_as_given(),
+            _no_functions(),
+            torch.enable_grad(),
+        ):
             program = torch.export.export(shadow, fake[0], fake[1], strict=False)
     except AutoshardError:
         raise
@@ -305,17 +312,23 @@ def join_path(first: str, path: Any) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings and no log lines while tracing: failures are reported by exception."""
+def quiet() -> Iterator[None]:
+    """No warnings, log lines or prints while tracing: failures are reported by exception."""
     loggers = [logging.getLogger(name) for name in ("torch", "transformers")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
+    # torch prints the graph that it has so far; the error says where it stopped.
+    tracer: Any = sys.modules.get("torch.export._trace")
+    if tracer is not None:
+        tracer.print = lambda *args, **kwargs: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        if tracer is not None:
+            tracer.__dict__.pop("print", None)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
@@ -347,8 +360,31 @@ def _patched_masks(inputs: Inputs) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _masks_as_given() -> Iterator[None]:
+    """Let ``nn.Transformer`` use its mask as it is, without reading whether it is causal.
+
+    That is a hint to kernels only; constant causal masks are recognised in the graph.
+    """
+    module = nn.modules.transformer
+    original = module._detect_is_causal_mask
+
+    def detect(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return bool(is_causal)
+
+    with _patch_lock:
+        module._detect_is_causal_mask = detect
+        try:
+            yield
+        finally:
+            module._detect_is_causal_mask = original
+
+
+@contextlib.contextmanager
 def _no_functions() -> Iterator[None]:
-    """Refuse custom autograd functions: the trace would keep the forward alone."""
+    """Refuse custom autograd functions and gradients inside forward.
+
+    The trace would keep the forward of a function alone.
+    """
     original = torch.autograd.Function.__dict__["apply"]
     thread = threading.get_ident()
 
@@ -362,12 +398,25 @@ def _no_functions() -> Iterator[None]:
             )
         return original.__func__(cls, *args, **kwargs)
 
+    gradient = torch.autograd.grad
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            raise CaptureError(
+                "the model calls torch.autograd.grad inside forward (a gradient penalty?), which "
+                "cannot be planned: gradients of gradients are not in the graph; leave that term "
+                "out of the module"
+            )
+        return gradient(*args, **kwargs)
+
     with _patch_lock:
         type.__setattr__(torch.autograd.Function, "apply", classmethod(apply))
+        torch.autograd.grad = grad
         try:
             yield
         finally:
             type.__setattr__(torch.autograd.Function, "apply", original)
+            torch.autograd.grad = gradient
 
 
 class _Where:
@@ -422,7 +471,11 @@ HINTS = (
 def _explained(error: Exception, path: str, module: nn.Module) -> AutoshardError:
     text = f"{type(error).__name__}: {error}"
     where = f"module {path!r} of {type(module).__name__}" if path else type(module).__name__
-    first = re.sub(r"\s+", " ", str(error).strip())[:300]
+    first = re.sub(r"\s+", " ", str(error).strip())
+    # What torch says to those who debug torch, not the model.
+    first = re.split(r" ?\(unhinted| ?\(Size-like| For more info| Caused by: \(_export", first)[0][
+        :300
+    ]
     for signs, what, advice in HINTS:
         if any(sign in text for sign in signs):
             return CaptureError(f"{where} {what}: {first}. {advice[0].upper()}{advice[1:]}")

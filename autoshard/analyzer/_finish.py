@@ -9,10 +9,17 @@ from typing import Any
 from autoshard.analyzer._constants import closure
 from autoshard.analyzer._cost import SavedTensors, backward_flops, forward_flops
 from autoshard.graph import Constant, ModelGraph, Node, Repeat
-from autoshard.normal.ir import LEAF_KINDS, Builder, Instance, Value
+from autoshard.normal.ir import LEAF_KINDS, Builder, Instance, Value, family
 
-STOPS = frozenset({"aten.detach.default", "autoshard.count_valid"})
-"""Operators that give no gradient to what they read."""
+STOPS = frozenset(
+    {
+        *("aten.detach", "autoshard.count_valid", "aten.histc"),
+        *("aten.rand_like", "aten.randn_like", "aten.zeros_like", "aten.ones_like"),
+        *("aten.full_like", "aten.empty_like", "aten.new_zeros", "aten.new_ones"),
+        *("aten.new_full", "aten.new_empty"),
+    }
+)
+"""Operators that give no gradient to what they read: of some only the shape is read."""
 
 
 @dataclass
@@ -115,7 +122,7 @@ def _requiring(order: Sequence[Value]) -> set[int]:
                 requires.add(id(leaf))
         if (
             value.is_float
-            and value.op not in STOPS
+            and family(value.op) not in STOPS
             and any(id(o) in requires for o in value.operands)
         ):
             requires.add(id(value))

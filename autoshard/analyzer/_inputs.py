@@ -42,6 +42,7 @@ class InputSpec:
         low: smallest integer it may hold.
         high: one more than the largest integer it may hold; None for floating inputs.
         ignore_index: a further integer that marks positions the loss leaves out, or None.
+        known: whether the graph tells what values it may hold.
     """
 
     path: str
@@ -50,6 +51,7 @@ class InputSpec:
     low: int = 0
     high: int | None = None
     ignore_index: int | None = None
+    known: bool = True
 
     def draw(self, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
         """A random value on the CPU; floating ones in ``dtype`` if it is given."""
@@ -252,13 +254,22 @@ def input_specs(graph: ModelGraph, inputs: Inputs) -> tuple[InputSpec, ...]:
         node = graph.inputs.get(path)
         shape = tuple(leaf.shape) if node is None else node.shape
         dtype = str(leaf.dtype).removeprefix("torch.") if node is None else node.dtype
-        low, high, ignored = 0, None, None
+        low, high, ignored, known = 0, None, None, dtype != "bool"
         if not dtype.startswith(("float", "bfloat", "bool")):
             high, ignored = _bounds(graph, node.name) if node is not None else (None, None)
             if high is None:
+                known = False
                 low, high = _range(leaf)
         out.append(
-            InputSpec(path=path, shape=shape, dtype=dtype, low=low, high=high, ignore_index=ignored)
+            InputSpec(
+                path=path,
+                shape=shape,
+                dtype=dtype,
+                low=low,
+                high=high,
+                ignore_index=ignored,
+                known=known,
+            )
         )
     return tuple(out)
 

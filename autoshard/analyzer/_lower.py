@@ -195,6 +195,11 @@ class Lowering:
     def _node(self, node: fx.Node, env: dict[fx.Node, Any]) -> None:
         try:
             self._convert(node, env)
+        except CaptureError as error:
+            text = str(error)
+            if "module " in text or " in place " in text:
+                raise
+            raise CaptureError(f"module {self.build.module or '(root)'}: {text}") from error
         except (AttributeError, AssertionError, IndexError, KeyError, TypeError) as error:
             raise CaptureError(
                 f"{node.target} in module {module_path(node) or '(root)'} could not be brought "
@@ -236,8 +241,14 @@ class Lowering:
         if name.startswith(("aten._assert", "aten.sym_constrain", "aten._functional_assert")):
             return
         if not isinstance(node.target, torch._ops.OpOverload):
+            called = getattr(node.target, "__name__", name)
+            if "vmap" in called or called == "lazy_load_decompositions":
+                raise CaptureError(
+                    f"module {self.build.module or '(root)'} calls torch.vmap, which a plan cannot "
+                    "look into; write the batch dimension out"
+                )
             raise CaptureError(
-                f"module {self.build.module or '(root)'} calls {name}, which is no tensor "
+                f"module {self.build.module or '(root)'} calls {called}, which is no tensor "
                 "operator; keep shape arithmetic in Python integers"
             )
         schema = node.target._schema

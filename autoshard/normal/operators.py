@@ -39,6 +39,10 @@ def overload(op: str) -> Any:
         raise CaptureError(f"this torch has no operator {op!r}") from error
 
 
+DENSE = frozenset({"aten.view_as_complex.default"})
+"""Operators that refuse what is not contiguous; the normal form has no copies."""
+
+
 def run_operator(
     op: str,
     roles: Sequence[str],
@@ -66,6 +70,8 @@ def run_operator(
         return operands[0].reshape(tuple(shape))
     if op == "aten.expand.default":
         return operands[0].expand(tuple(shape))
+    if op in DENSE:
+        operands = [o.contiguous() for o in operands]
     target = overload(op)
     given: dict[str, Any] = {k: _argument(k, v) for k, v in attrs.items()}
     output = given.pop("output", None)
@@ -83,6 +89,8 @@ def run_operator(
             continue
         if argument.name == "size":
             given["size"] = tuple(shape)
+        elif str(argument.type).startswith("Optional"):
+            given[argument.name] = None
         else:
             given[argument.name] = _required(argument)
     arguments = target._schema.arguments

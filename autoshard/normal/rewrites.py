@@ -50,6 +50,12 @@ class Call:
         outputs: tuple[Any, ...] = ()
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
+            if any(isinstance(n, torch.SymInt) for n in val.shape):
+                raise CaptureError(
+                    f"{node.target} gives a tensor whose size depends on data (a boolean index, "
+                    "nonzero or unique); shapes must be known before the run: use a mask with "
+                    "torch.where, or topk"
+                )
             shape, dtype = tuple(int(n) for n in val.shape), _name(val.dtype)
         elif isinstance(val, list | tuple):
             outputs = tuple(val)
@@ -103,8 +109,10 @@ def split_arguments(call: Call) -> tuple[dict[str, Value], dict[str, Attr]]:
         elif argument.name not in DROPPED and value != argument.default_value:
             attrs[argument.name] = attr(value)
     if not operands:
-        # The shape of what is made from nothing is the node's.
+        # The shape and the dtype of what is made from nothing are the node's.
         attrs.pop("size", None)
+        if call.dtype.startswith(("float", "bfloat", "complex")) and "dtype" in call.args:
+            attrs.setdefault("dtype", call.dtype)
     first = next(iter(operands.values()), None)
     rank = len(first.shape) if first is not None else 0
     dim = attrs.get("dim")
@@ -246,7 +254,10 @@ def _movedim(b: Builder, call: Call) -> Value:
 )
 def _same(b: Builder, call: Call) -> Value:
     if call.dtype and call.dtype != call["self"].dtype:
-        return plain(b, call)  # type: ignore[return-value]
+        raise CaptureError(
+            f"module {b.module or '(root)'} reads the bits of a {call['self'].dtype} tensor as "
+            f"{call.dtype} ({call.op}), which has no gradient and no normal form"
+        )
     value = call["self"]
     assert isinstance(value, Value)
     return value
@@ -471,20 +482,30 @@ def scatter(b: Builder, call: Call, base: Value, new: Value) -> Value:
         if part.attrs.get("step", 1) == 1:
             before = b.slice(base, dim, 0, start)
             return b.cat([before, new, b.slice(base, dim, end, base.shape[dim])], dim)
-    elif name == "select":
+        return b.emit(
+            "aten.slice_scatter.default",
+            {"self": base, "src": new},
+            base.shape,
+            base.dtype,
+            dim=dim,
+            start=start,
+            end=end,
+            step=part.attrs["step"],
+        )
+    if name == "select":
         dim = call["dim"] % len(base.shape)
         index = call["index"] % base.shape[dim]
         one = b.reshape(new, (*base.shape[:dim], 1, *base.shape[dim + 1 :]))
         before = b.slice(base, dim, 0, index)
         return b.cat([before, one, b.slice(base, dim, index + 1, base.shape[dim])], dim)
-    elif name in ("permute", "transpose", "t", "mT", "movedim", "swapaxes", "swapdims"):
+    if name in ("permute", "transpose", "t", "mT", "movedim", "swapaxes", "swapdims"):
         view = REWRITES[call.op](b, call)
         assert isinstance(view, Value)
         if view is base:
             return new
         order: Any = view.attrs["dims"]
         return b.permute(new, [order.index(d) for d in range(len(order))])
-    elif name not in ("expand", "expand_as"):
+    if name not in ("expand", "expand_as"):
         return b.reshape(new, base.shape)
     raise CaptureError(
         f"module {b.module or '(root)'} writes into a view made by {call.op}, which has no "

@@ -117,7 +117,7 @@ def _elementwise_loss(b: Builder, call: Call) -> Value:
 def _norm(b: Builder, call: Call) -> Result:
     """``cudnn_enable`` says how, not what: it takes its default."""
     for argument in call.target._schema.arguments:
-        if argument.name.startswith("cudnn"):
+        if argument.name.startswith("cudnn") and argument.has_default_value():
             call.args[argument.name] = argument.default_value
     return plain(b, call)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from autoshard.analyzer import Captured, evaluate_constants
 from autoshard.analyzer._export import walk_outputs
-from autoshard.graph import ModelGraph
+from autoshard.graph import ModelGraph, Node
 from autoshard.sharding.layout import Layout
 from autoshard.validation.compare import deviation, magnitude
 from autoshard.validation.reference import run_unsharded
@@ -21,25 +19,32 @@ TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-
 RANDOM = ("dropout", "rand", "bernoulli", "multinomial", "normal")
 
 
-def check_capture(captured: Captured, seed: int) -> CaptureCheck:
-    """Module and graph on the same weights and inputs, in the graph's own dtype."""
+def check_capture(captured: Captured, seed: int, *, given: bool = False) -> CaptureCheck:
+    """Module and graph on the same weights and inputs, in the graph's own dtype.
+
+    Args:
+        captured: the model.
+        seed: of weights and inputs.
+        given: whether inputs are the caller's own values instead of random ones.
+    """
     graph = captured.graph
-    dtype = _dtype(graph)
-    drawn = [n.op for n in graph.nodes if not n.is_leaf and n.attrs.get("p") != 0]
-    if random := sorted({op for op in drawn if any(r in op.split(".")[1] for r in RANDOM)}):
+    dtype, uniform = _dtype(graph)
+    cast = dtype if uniform else None
+    if random := sorted({n.op for n in graph.nodes if _is_random(n)}):
         return CaptureCheck(
             dtype=dtype, skipped=f"it draws random numbers ({', '.join(random)}) of its own"
         )
     if captured.source is None:
         return CaptureCheck(dtype=dtype, skipped="the graph was loaded without its model")
     try:
-        module = captured.materialize(seed, dtype)
-        args, kwargs = _arguments(captured.draw_inputs(seed, dtype))
+        module = captured.materialize(seed, cast)
+        inputs = captured.draw_inputs(seed, cast, given=given)
+        args, kwargs = captured.arguments(inputs)
     except Exception as error:
         return CaptureCheck(dtype=dtype, skipped=f"{type(error).__name__}: {error}")
     buffers = {n: b.clone() for n, b in module.named_buffers(remove_duplicate=False)}
     values = WholeValues(
-        inputs=captured.draw_inputs(seed, dtype),
+        inputs={path: value.clone() for path, value in inputs.items()},
         parameters={n: p.detach() for n, p in module.named_parameters(remove_duplicate=False)},
         buffers={
             fqn: buffers[fqn]
@@ -47,7 +52,6 @@ def check_capture(captured: Captured, seed: int) -> CaptureCheck:
         },
         constants=evaluate_constants(graph, buffers),
     )
-    module.train()
     try:
         found = dict(walk_outputs(module(*args, **kwargs)))
     except Exception as error:
@@ -58,7 +62,7 @@ def check_capture(captured: Captured, seed: int) -> CaptureCheck:
     return CaptureCheck(
         dtype=dtype,
         checks=tuple(_compare(module, found, graph, right.loss, right.outputs, right.gradients)),
-        tolerance=TOLERANCES.get(dtype, 1e-3),
+        tolerance=max(TOLERANCES.get(n.dtype, 0.0) for n in graph.nodes),
     )
 
 
@@ -91,19 +95,16 @@ def _compare(
     return out
 
 
-def _dtype(graph: ModelGraph) -> str:
-    """The floating dtype of most parameters."""
+def _is_random(node: Node) -> bool:
+    if node.is_leaf or node.attrs.get("p") == 0:
+        return False
+    name = node.op.split(".")[1]
+    return bool(node.attrs.get("dropout_p")) or any(r in name for r in RANDOM)
+
+
+def _dtype(graph: ModelGraph) -> tuple[str, bool]:
+    """The floating dtype of most parameters, and whether it is that of all."""
     names = [n.dtype for n in graph.parameters.values() if n.dtype in TOLERANCES]
-    return max(set(names), key=names.count) if names else "float32"
-
-
-def _arguments(inputs: dict[str, Tensor]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments from inputs by path.
-
-    Raises:
-        ValueError: an argument that is more than a tensor.
-    """
-    if nested := [p for p in inputs if "." in p]:
-        raise ValueError(f"inputs {nested} are parts of nested arguments")
-    places = sorted((int(p), t) for p, t in inputs.items() if p.isdigit())
-    return [t for _, t in places], {p: t for p, t in inputs.items() if not p.isdigit()}
+    if not names:
+        return "float32", True
+    return max(set(names), key=names.count), len(set(names)) == 1

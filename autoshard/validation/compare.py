@@ -53,11 +53,13 @@ def deviation(
             return float("inf")
         if not part.numel():
             continue
-        if not torch.isfinite(right.double()).all():
-            same = torch.equal(torch.nan_to_num(part), torch.nan_to_num(right))
+        wide = torch.complex128 if right.is_complex() else torch.float64
+        part, right = part.to(wide), right.to(wide)
+        if not torch.isfinite(right).all():
+            same = torch.allclose(part, right, rtol=1e-6, atol=0.0, equal_nan=True)
             worst = max(worst, 0.0 if same else float("inf"))
             continue
-        difference = float((part.double() - right.double()).abs().max())
+        difference = float((part - right).abs().max())
         if difference != difference:
             return float("inf")
         if difference:
@@ -67,7 +69,7 @@ def deviation(
 
 def magnitude(whole: Tensor) -> float:
     """Largest magnitude; 1 for what is not floating, where any difference is a whole one."""
-    if not whole.is_floating_point():
+    if not (whole.is_floating_point() or whole.is_complex()):
         return 1.0
     return float(whole.abs().max()) if whole.numel() else 0.0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -27,6 +28,17 @@ class WholeValues:
     parameters: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
     constants: Mapping[str, Tensor]
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: str) -> Iterator[None]:
+    """What operators without floating operands give: ``arange(3) * 0.5`` in float64, too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def draw_parameters(graph: ModelGraph, seed: int) -> dict[str, Tensor]:

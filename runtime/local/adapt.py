@@ -75,6 +75,13 @@ def expand(site: Site) -> Local:
     return lambda x: x.expand(shape)
 
 
+@local_for("aten.view_as_complex")
+def view_as_complex(site: Site) -> Local:
+    """Of a copy where a shard is not contiguous."""
+    view = plain(site)
+    return lambda x: view(x.contiguous())
+
+
 @local_for("aten.repeat")
 def repeat(site: Site) -> Local:
     """As often as the local shapes tell."""

@@ -575,6 +575,26 @@ def vit_channels() -> Any:
     return {"pixel_values": torch.zeros(2, 5, 32, 32), "labels": torch.zeros(2, dtype=torch.int64)}
 
 
+class Positive(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[x[:, 0] > 0].mean()
+
+
+class Penalty(Positive):
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.linear(x, self.weight).tanh()
+        (gradient,) = torch.autograd.grad(h.sum(), self.weight, create_graph=True)
+        return gradient.square().mean()
+
+
+class Mapped(Positive):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: F.linear(row, self.weight))(x).mean()
+
+
 REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "an unknown preset": (lambda: "llama-3-8c", None, UnknownNameError, "nearest: llama-3-8b"),
     "a missing file": (lambda: "nowhere.json", None, RequestError, "cannot read nowhere.json"),
@@ -617,6 +637,20 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
         CaptureError,
         "buffer 'mean' is changed in place by aten.mul_.Tensor",
     ),
+    "a boolean index": (
+        Positive,
+        torch.zeros(2, 2),
+        CaptureError,
+        r"module \(root\): aten.index.Tensor gives a tensor whose size depends on data",
+    ),
+    "a gradient inside forward": (
+        Penalty,
+        torch.zeros(2, 2),
+        CaptureError,
+        "calls torch.autograd.grad inside forward",
+    ),
+    "vmap": (Mapped, torch.zeros(2, 2), CaptureError, r"module \(root\) calls torch.vmap"),
+    "an empty batch": (Stack, torch.zeros(0, 8), InputError, "has no sample"),
     "a custom autograd function": (
         Custom,
         torch.zeros(2, 2),
@@ -631,6 +665,48 @@ def test_refusals_say_what_where_and_what_to_do(case: str) -> None:
     model, inputs, error, words = REFUSED[case]
     with pytest.raises(error, match=words):
         analyze(model(), inputs)
+
+
+def test_a_refusal_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CaptureError) as caught:
+        analyze(Branch(), torch.zeros(2, 2))
+    assert capfd.readouterr() == ("", "")
+    assert "TORCH_LOGS" not in str(caught.value)
+    assert "unhinted" not in str(caught.value)
+
+
+def test_hooks_on_gradients_are_named() -> None:
+    module = Stack()
+    module.head.weight.register_hook(lambda gradient: gradient * 2)
+    assert any("head.weight" in w for w in analyze(module, torch.zeros(2, 8)).graph.warnings)
+
+
+def test_a_causal_mask_given_to_a_transformer_is_recognised() -> None:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+            return self.layers(x, x, tgt_mask=mask)
+
+    nodes = analyze(Decoder(), torch.zeros(2, 5, 8)).graph.nodes
+    attentions = [n for n in nodes if "scaled_dot_product" in n.op]
+    assert [bool(n.attrs.get("is_causal")) for n in attentions] == [False, True, False]
+
+
+def test_what_is_drawn_like_a_value_gives_it_no_gradient() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            h = super().forward(x)
+            return (h + torch.randn_like(h) * torch.randn(3)).mean()
+
+    nodes = analyze(Noisy(4, 3), torch.zeros(2, 4)).graph.nodes
+    noise = [n for n in nodes if "randn" in n.op]
+    assert len(noise) == 2
+    assert not any(n.differentiable for n in noise)
+    assert {n.dtype for n in noise} == {"float32"}
 
 
 def test_sizes_are_checked() -> None:

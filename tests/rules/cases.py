@@ -18,9 +18,9 @@ Shape = tuple[int, ...]
 class Case:
     """A call. ``kinds``: what each operand holds.
 
-    ``n`` normal, ``u`` in (0.1, 0.9), ``p`` above 1, ``b`` truth values, an int: indices below it;
-    ``U`` as ``u``, without gradient; ``i`` a permutation; ``o`` ends of groups of two rows, the
-    last but one empty.
+    ``n`` normal, ``c`` complex, ``u`` in (0.1, 0.9), ``p`` above 1, ``b`` truth values, an int:
+    indices below it; ``U`` as ``u``, without gradient; ``i`` a permutation; ``o`` ends of groups
+    of two rows, the last but one empty.
     """
 
     op: str
@@ -55,6 +55,8 @@ def make(kind: str | int, shape: Shape, generator: torch.Generator) -> Tensor:
         ends = torch.arange(1, shape[0] + 1) * 3
         ends[-2] = ends[-3] if shape[0] > 2 else ends[-2]
         return ends.clamp(max=8 if shape[0] == 4 else 9).to(torch.int32)
+    if kind == "c":
+        return torch.randn(shape, generator=generator, dtype=torch.complex128)
     if kind == "b":
         return torch.rand(shape, generator=generator) < 0.6
     if kind == "n":
@@ -177,6 +179,8 @@ VIEWS = [
     case("aten.reshape.default", "self", (3, 4), kinds=[9], result=(12,), note="integers"),
     case("aten.view.default", "self", (4, 6), result=(2, 2, 6)),
     case("aten._unsafe_view.default", "self", (4, 6), result=(24,)),
+    case("aten.view_as_complex.default", "self", (3, 5, 2)),
+    case("aten.view_as_real.default", "self", (3, 5), kinds="c"),
     case("aten.flatten.using_ints", "self", (2, 3, 4), result=(2, 12)),
     case("aten.unflatten.int", "self", (2, 12), result=(2, 3, 4)),
     case("aten.squeeze.dim", "self", (3, 1, 4), result=(3, 4)),

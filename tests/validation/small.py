@@ -135,6 +135,32 @@ def looped() -> tuple[nn.Module, dict[str, Tensor]]:
     return model, {"x": ids(4, 5), "y": ids(4, 5)}
 
 
+class Constructs(nn.Module):
+    """Noise, complex numbers, integers that become floats, strided writes, optional arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Conv1d(3, 8, 1)
+        self.norm = nn.InstanceNorm1d(8)
+        turn = torch.polar(torch.ones(5, 4), torch.outer(torch.arange(5.0), torch.arange(1, 5.0)))
+        self.register_buffer("turn", turn)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.lift(x)).transpose(1, 2)
+        pairs = torch.view_as_complex(h.contiguous().reshape(*h.shape[:2], 4, 2))
+        h = torch.view_as_real(pairs * self.turn).flatten(2)
+        wide = F.interpolate(h, scale_factor=2.0, mode="linear")
+        noisy = wide + torch.randn_like(wide) * torch.randn(5, 1)
+        written = torch.zeros_like(h)
+        written[..., ::2] = h[..., 1::2]
+        places = (h.argsort(-1) * 0.5).mean()
+        return noisy.square().mean() + written.square().sum() + places * h.sum()
+
+
+def constructs() -> tuple[nn.Module, dict[str, Tensor]]:
+    return Constructs(), {"x": torch.empty(6, 3, 5, device="meta")}
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "llama": llama,
     "gpt2": gpt2,
@@ -142,6 +168,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "convolutions": convolutions,
     "perceptron": perceptron,
     "looped": looped,
+    "constructs": constructs,
 }
 
 

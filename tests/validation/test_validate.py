@@ -10,12 +10,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from autoshard.analyzer import Captured
+from autoshard.analyzer import Captured, analyze
 from autoshard.candidates import Candidates, Rules
+from autoshard.cluster import Cluster
 from autoshard.errors import RankError, RequestError, ValidationError
 from autoshard.program import Program
 from autoshard.runtime.processes import Pool
+from autoshard.search import solve
 from autoshard.sharding import registry
 from autoshard.sharding.layout import RP, R
 from autoshard.sharding.registry import OpCall
@@ -203,3 +208,68 @@ def test_a_failing_process_ends_it_with_its_own_error(
         validate_program(program, model, compare_module=False, pool=pool, before_step=fail)
     assert time.monotonic() - start < 15
     assert caught.value.rank == rank
+
+
+class Masked(nn.Module):
+    """Attention under a mask of truth values; ``deaf`` changes what a trace does not see."""
+
+    def __init__(self, *, deaf: bool = False) -> None:
+        super().__init__()
+        self.into, self.deaf = nn.Linear(4, 4), deaf
+
+    def forward(self, x: Tensor, mask: Tensor, flag: bool = False) -> Tensor:
+        q = self.into(x)[:, None]
+        seen = F.scaled_dot_product_attention(q, q, q, attn_mask=mask[:, None, None, :])
+        if self.deaf and not torch.compiler.is_compiling():
+            seen = seen * 2
+        return seen.square().mean() if flag else seen.mean()
+
+
+def plan_of(model: Captured) -> Program:
+    solution = solve(model.graph, Cluster.preset("local", devices=4), (4,), ("data",), ("data",))
+    return solution.program
+
+
+def test_masks_are_the_callers_own(pool: Pool) -> None:
+    mask = torch.zeros(4, 3, dtype=torch.bool)
+    mask[:, 0] = True
+    inputs = {"x": torch.randn(4, 3, 4), "mask": mask, "flag": True}
+    model = analyze(Masked(), inputs)
+    assert torch.equal(model.draw_inputs(0)["mask"], mask)
+    assert not torch.equal(model.draw_inputs(7)["x"], inputs["x"])
+    report = validate_program(plan_of(model), model, steps=0, pool=pool)
+    assert report.passed
+    assert not report.capture.skipped, "flag=True goes along"
+
+
+def test_values_that_do_not_suit_a_model(pool: Pool) -> None:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.sqrt() * self.scale).mean()
+
+    model = analyze(Root(), torch.rand(4, 3) + 1)
+    assert validate_program(plan_of(model), model, steps=0, pool=pool).passed
+    model = analyze(Root(), torch.empty(4, 3, device="meta"))
+    with pytest.raises(ValidationError, match=r"the loss of Root is not finite.*example_inputs"):
+        validate_program(plan_of(model), model, steps=0, pool=pool)
+
+
+def test_a_graph_that_is_not_the_module_fails(pool: Pool) -> None:
+    inputs = {"x": torch.randn(4, 3, 4), "mask": torch.ones(4, 3, dtype=torch.bool)}
+    model = analyze(Masked(deaf=True), inputs)
+    with pytest.raises(ValidationError, match="not what the module computes") as caught:
+        validate_program(plan_of(model), model, steps=0, pool=pool)
+    assert not caught.value.report.passed
+
+
+def test_a_module_in_eval_mode_is_compared_in_eval_mode(pool: Pool) -> None:
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    module[1].eval()
+    model = analyze(module, torch.randn(4, 4))
+    report = validate_program(plan_of(model), model, steps=0, pool=pool)
+    assert report.capture.checks
+    assert report.capture.agrees

@@ -91,6 +91,21 @@ def reshape(call: OpCall) -> Rule | None:
     )
 
 
+@rule_for("aten.view_as_complex", "aten.view_as_real")
+def pairs(call: OpCall) -> Rule:
+    """``a b p -> a b`` and ``a b -> a b p``, p whole: the two parts of complex numbers."""
+    longer = max(call.shapes[0], call.result, key=len)
+    names = letters(len(longer))
+    dims = {len(longer): single(names), len(longer) - 1: single(names[:-1])}
+    return Rule(
+        operands=(dims[len(call.shapes[0])],),
+        result=dims[len(call.result)],
+        sizes=dict(zip(names, longer, strict=True)),
+        whole=frozenset(names[-1:]),
+        linear=linear_groups(call, [[0]]),
+    )
+
+
 def _permuted(call: OpCall, order: tuple[int, ...]) -> Rule:
     names = letters(len(order))
     return Rule(
