@@ -119,6 +119,8 @@ class Array(NDArrayOperatorsMixin):
             return found
 
         def method(*args: Any, **kwargs: Any) -> Any:
+            if name in _METHODS:
+                return _call(_EXTRA[name], (self, *args), kwargs)
             return _call(getattr(tnp.ndarray(self.tensor), name), args, kwargs)
 
         return method
@@ -148,10 +150,10 @@ class Array(NDArrayOperatorsMixin):
         self.tensor.fill_(value)
 
     def __getitem__(self, index: Any) -> Any:
-        return _wrapped(tnp.ndarray(self.tensor)[_given(index)])
+        return _wrapped(tnp.ndarray(self.tensor)[_given(_index(index))])
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        tnp.ndarray(self.tensor)[_given(index)] = _given(value)
+        tnp.ndarray(self.tensor)[_given(_index(index))] = _given(value)
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -177,6 +179,17 @@ class Array(NDArrayOperatorsMixin):
     def __repr__(self) -> str:
         return repr(np.asarray(self))
 
+    def __str__(self) -> str:
+        return str(np.asarray(self))
+
+
+def _index(index: Any) -> Any:
+    """NumPy's integers, also arrays of no dim, are Python's."""
+    if isinstance(index, tuple):
+        return tuple(_index(i) for i in index)
+    whole = isinstance(index, (np.ndarray, np.generic)) and index.ndim == 0
+    return index.item() if whole and index.dtype.kind in "iu" else index
+
 
 def _function(name: str, module: str = "numpy") -> Callable[..., Any]:
     owner: Any = tnp
@@ -199,7 +212,7 @@ def _given(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return tnp.ndarray(torch.from_numpy(np.ascontiguousarray(value)))
     if isinstance(value, np.generic):
-        return value.item()
+        return tnp.ndarray(torch.from_numpy(np.array(value)))  # its dtype counts
     if isinstance(value, (np.dtype, type)) and _is_dtype(value):
         return tnp.dtype(np.dtype(value).name)
     if isinstance(value, tuple):
@@ -230,10 +243,28 @@ def _call(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> An
     if isinstance(out, tuple):
         out = out[0] if len(out) == 1 else out
     out = None if isinstance(out, tuple) and not any(o is not None for o in out) else out
-    result = _wrapped(function(*_given(tuple(args)), **{k: _given(v) for k, v in kwargs.items()}))
+    name = getattr(function, "__name__", str(function)).removeprefix("_")
+    where = kwargs.pop("where", True)
+    if where is not True:
+        raise RequestError(
+            f"numpy.{name} with where= of an array that is cut over the mesh is not supported; "
+            "use numpy.where(condition, value, other)"
+        )
+    try:
+        found = function(*_given(tuple(args)), **{k: _given(v) for k, v in kwargs.items()})
+    except NotImplementedError as error:
+        raise RequestError(
+            f"numpy.{name} of an array that is cut over the mesh does not take these arguments"
+            f"{f' ({error})' if str(error) else ''}; write it otherwise, or gather first: "
+            "numpy.asarray(a)"
+        ) from error
+    result = _wrapped(found)
     if out is None:
         return result
-    out.tensor.copy_(result.tensor)
+    if isinstance(out, np.ndarray):
+        out[...] = np.asarray(result)
+    else:
+        out.tensor.copy_(result.tensor)
     return out
 
 
@@ -255,11 +286,123 @@ def _reshape(a: Any, shape: Any, **kwargs: Any) -> Any:
     return tnp.reshape(a, (shape,) if isinstance(shape, int) else shape, **kwargs)
 
 
+def _integral(a: Any) -> bool:
+    if isinstance(a, tnp.ndarray):
+        return not (a.tensor.is_floating_point() or a.tensor.is_complex())
+    return isinstance(a, int)  # a number of Python has no dtype
+
+
+def _divide(x: Any, y: Any, **kwargs: Any) -> Any:
+    """Of integers it is in double precision, whatever torch's default is."""
+    x, y = (tnp.asarray(v) if isinstance(v, (list, tuple)) else v for v in (x, y))
+    if _integral(x) and _integral(y):
+        x = tnp.asarray(x).astype("float64")
+    return tnp.divide(x, y, **kwargs)
+
+
+def _outer(a: Any, b: Any) -> Any:
+    return tnp.outer(tnp.ravel(a), tnp.ravel(b))
+
+
+def _modf(x: Any) -> Any:
+    whole = tnp.trunc(x)
+    return tnp.copysign(x - whole, x), whole
+
+
+def _cbrt(x: Any) -> Any:
+    return tnp.copysign(tnp.abs(x) ** (1 / 3), x)
+
+
+def _double(x: Any) -> Any:
+    x = tnp.asarray(x)
+    return x if x.tensor.is_complex() else x.astype("float64")
+
+
+def _cov(m: Any, *args: Any, rowvar: bool = True, **kwargs: Any) -> Any:
+    if args:
+        raise NotImplementedError("name all arguments but the first")
+    return tnp.cov(_double(m if rowvar else tnp.transpose(m)), **kwargs)
+
+
+def _corrcoef(x: Any, *args: Any, rowvar: bool = True, **kwargs: Any) -> Any:
+    if args:
+        raise NotImplementedError("name all arguments but the first")
+    return tnp.corrcoef(_double(x if rowvar else tnp.transpose(x)), **kwargs)
+
+
+def _last(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A reduction of one axis, over any axes: they are brought to the end as one."""
+
+    def run(a: Any, axis: Any, keepdims: bool, *args: Any, **kwargs: Any) -> Any:
+        a = tnp.asarray(a)
+        dims = range(a.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        over = tuple(d % a.ndim for d in dims)
+        rest = [d for d in range(a.ndim) if d not in over]
+        x = tnp.reshape(tnp.transpose(a, (*rest, *over)), (*(a.shape[d] for d in rest), -1))
+        out = tnp.asarray(function(x, *args, axis=-1, **kwargs))
+        if keepdims:
+            before = out.shape[: out.ndim - len(rest)]
+            out = out.reshape((*before, *(1 if d in over else n for d, n in enumerate(a.shape))))
+        return out
+
+    return run
+
+
+def _median(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    return _last(tnp.median)(a, axis, keepdims)
+
+
+def _quantile(a: Any, q: Any, axis: Any = None, *, keepdims: bool = False, **kwargs: Any) -> Any:
+    return _last(tnp.quantile)(a, axis, keepdims, q, **kwargs)
+
+
+def _percentile(a: Any, q: Any, axis: Any = None, *, keepdims: bool = False, **kwargs: Any) -> Any:
+    return _last(tnp.percentile)(a, axis, keepdims, q, **kwargs)
+
+
+def _any(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    return _last(tnp.any)(tnp.asarray(a) != 0, axis, keepdims)
+
+
+def _all(a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    return _last(tnp.all)(tnp.asarray(a) != 0, axis, keepdims)
+
+
+def _wide(name: str) -> Callable[..., Any]:
+    """A sum or product: of small integers in 64 bits (signed: torch has no other)."""
+    function = getattr(tnp, name)
+
+    def run(a: Any, axis: Any = None, dtype: Any = None, **kwargs: Any) -> Any:
+        a = tnp.asarray(a)
+        if dtype is None and _integral(a):
+            a, dtype = a.astype("int64"), "int64"
+        if name == "prod" and isinstance(axis, tuple):
+            return _last(tnp.prod)(a, axis, kwargs.get("keepdims", False), dtype=dtype)
+        return function(a, axis=axis, dtype=dtype, **kwargs)
+
+    run.__name__ = name
+    return run
+
+
+_METHODS = frozenset({"any", "all", "sum", "prod", "cumsum", "cumprod"})
 _EXTRA: dict[str, Callable[..., Any]] = {
     "concat": _concatenate,
     "reshape": _reshape,
     "matrix_transpose": lambda x: tnp.swapaxes(x, -1, -2),
     "permute_dims": lambda x, axes=None: tnp.transpose(x, axes),
     "vecdot": lambda a, b, axis=-1: tnp.sum(tnp.conjugate(a) * b, axis=axis),
-    "true_divide": lambda a, b: tnp.divide(a, b),
+    "true_divide": _divide,
+    "divide": _divide,
+    "square": lambda x: x * x,
+    "cbrt": _cbrt,
+    "modf": _modf,
+    "outer": _outer,
+    "cov": _cov,
+    "corrcoef": _corrcoef,
+    "median": _median,
+    "quantile": _quantile,
+    "percentile": _percentile,
+    "any": _any,
+    "all": _all,
+    **{name: _wide(name) for name in ("sum", "prod", "cumsum", "cumprod")},
 }

@@ -313,6 +313,11 @@ class _Session:
         return take_shard(whole.detach(), layout, comm.mesh, comm.coordinate).to(comm.device)
 
     def _shard_of(self, value: Any, layout: Layout | None) -> Tensor:
+        if isinstance(value, np.ndarray) and value.dtype.name in ("uint16", "uint32", "uint64"):
+            raise RequestError(
+                f"an array of dtype {value.dtype.name} and shape {value.shape}: torch does not "
+                "compute with it; pass it as another, for instance a.astype(numpy.int64)"
+            )
         whole = (
             torch.from_numpy(np.ascontiguousarray(value))
             if isinstance(value, np.ndarray)

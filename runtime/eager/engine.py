@@ -287,6 +287,12 @@ class Engine:
             return self._without_plan(func, args, kwargs)
         if not any(m is not None for m in metas):
             return func(*args, **kwargs)
+        if torch._C._is_any_autocast_enabled():
+            raise RequestError(
+                f"{getattr(func, '__name__', func)} under torch.autocast: its casts happen below "
+                "the sharding rules. Cast the module and its inputs instead, for instance "
+                "model.to(torch.bfloat16) and x.to(torch.bfloat16)"
+            )
         if "out" in kwargs and kwargs["out"] is not None:
             return self._out(func, args, kwargs)
         try:

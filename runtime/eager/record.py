@@ -274,6 +274,8 @@ class _Recorder(ProxyTorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise UnrecordableError("a number lifted to a tensor")
             self.kept.append(out)
             return out
+        if "_forward_only" in name:
+            raise UnrecordableError(f"{name} has no derivative")
         schema = func._schema
         args, kwargs = _without_device(schema, args, kwargs)
         written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]

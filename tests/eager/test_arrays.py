@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.eager.world import BodyError, check, layout, run
 
@@ -173,6 +174,36 @@ CASES: dict[str, Callable[..., Any]] = {
         np.linalg.det(a[:6]),
         np.linalg.solve(a[:6], b[:6]),
     ),
+    "quantiles": lambda a, b: (
+        np.median(a),
+        np.median(a, axis=0),
+        np.quantile(a, 0.3),
+        np.quantile(a, [0.1, 0.9], axis=1, keepdims=True),
+        np.percentile(a, 20, axis=(0, 1)),
+    ),
+    "several_axes": lambda a, b: (
+        np.prod(a, axis=(0, 1)),
+        np.any(a > 0, axis=(0, 1)),
+        np.all(a, axis=(0, 1), keepdims=True),
+        np.sum(a, (0, 1)),
+    ),
+    "covariance": lambda a, b: (np.cov(a), np.cov(a, rowvar=False), np.corrcoef(a, rowvar=False)),
+    "small_integers": lambda a, b: (
+        np.cumsum((abs(a) * 99).astype(np.uint8)).astype(int),
+        int((abs(a) * 99).astype(np.uint8).sum()),
+        (a > 0).cumsum(),
+        np.any((a * 2).astype(np.uint8)),
+        np.square((a * 9).astype(int)),
+    ),
+    "dtypes_of_numbers": lambda a, b: (
+        a.astype(np.float32) * np.float64(2),
+        a.astype(np.float32) / 2,
+        a.astype(np.float32) + a.sum(),
+        (a * 9).astype(int) / 2,
+        (a * 9).astype(np.int32) / (a * 9 + 99).astype(np.int32),
+        (a * 9).astype(np.uint8) + np.int64(3),
+    ),
+    "roots_and_parts": lambda a, b: (np.cbrt(a), np.modf(a), np.outer(a, b)),
     "plain_arrays": lambda a, b: (
         a + np.ones(6),
         np.ones((8, 6)) * a,
@@ -210,6 +241,49 @@ def test_writes_in_place_reach_the_argument() -> None:
 def test_single_precision_stays_single() -> None:
     a, b = (x.astype(np.float32) for x in arrays())
     check(np.dot, a, b, cuts=[layout((8, 6), "data")], same_random=False, tolerance=1e-5)
+
+
+def into_plain_arrays(a):
+    out, index = np.zeros((8, 6)), np.array(2)
+    out[[0, 7]] += a[[7, 0]]
+    out[1:3] = a[1:3]
+    np.add(out, a, out=out)
+    return out, a[index], a[index, 1:], str(a[0]) == str(np.asarray(a[0]))
+
+
+def test_plain_arrays_take_results() -> None:
+    cuts = [layout((8, 6), "data", "model")]
+    check(into_plain_arrays, arrays()[0], cuts=cuts, same_random=False)
+
+
+def test_integers_divide_in_double_precision_whatever_torch_has() -> None:
+    def ratio(a):
+        torch.set_default_dtype(torch.float32)
+        return a / 7, a.mean(), np.sqrt(a)
+
+    a = np.arange(8)
+    results, _, _ = run(ratio, a, cuts=[layout((8,), "data")])
+    for piece, wanted in zip(results[0].output, (a / 7, a.mean(), np.sqrt(a)), strict=True):
+        assert piece.local.dtype == torch.float64
+        assert piece.shape == np.shape(wanted)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda a: np.sum(a, where=a > 0), "numpy.sum with where= .* use numpy.where"),
+        (lambda a: np.max(a, initial=9), "numpy.max .* does not take these arguments"),
+        (lambda a: np.reshape(a, (6, 8), order="F"), "numpy.reshape .* gather first"),
+    ],
+)
+def test_arguments_without_a_form_are_refused(function, message: str) -> None:
+    with pytest.raises(BodyError, match=f"RequestError: {message}"):
+        run(function, arrays()[0], cuts=[layout((8, 6), "data")])
+
+
+def test_dtype_that_torch_does_not_compute_with_is_refused() -> None:
+    with pytest.raises(BodyError, match=r"dtype uint16 .* a\.astype\(numpy\.int64\)"):
+        run(lambda a: a, np.zeros(4, np.uint16))
 
 
 def test_function_without_a_form_says_what_to_do() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.eager.bodies import BODIES
+from tests.eager.everyday import EVERYDAY
 from tests.eager.world import check
 
 pytestmark = pytest.mark.multirank
@@ -21,9 +22,13 @@ def _doubles() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize("name", BODIES)
+EVERY = {**BODIES, **EVERYDAY}
+assert len(EVERY) == len(BODIES) + len(EVERYDAY)
+
+
+@pytest.mark.parametrize("name", EVERY)
 def test_body_is_that_of_one_device(name: str) -> None:
-    body = BODIES[name]
+    body = EVERY[name]
     torch.manual_seed(0)
     args = body.args()
     check(body.function, *args, cuts=body.cuts(), parameters=body.parameters, **body.options)

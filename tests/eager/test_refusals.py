@@ -89,6 +89,11 @@ def script_inside(x):
     return scripted(x)
 
 
+def under_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x.float() @ torch.ones(6, 6)
+
+
 REFUSED: dict[Callable[..., Any], str] = {
     vmapped: "local shards only. Write the loop with ordinary operators",
     functional_grad: "autograd.grad",
@@ -98,6 +103,7 @@ REFUSED: dict[Callable[..., Any], str] = {
     batched_gradients: "call autograd.grad once for each gradient",
     write_to_a_moved_view: "work on a clone",
     stale_view: "Take the view again",
+    under_autocast: "Cast the module and its inputs instead",
     sparse_adam: "use Adam, or SGD",
 }
 
