@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.eager.bodies import BODIES
+from tests.eager.bodies import BODIES, OPTIMIZERS
 from tests.eager.everyday import EVERYDAY
 from tests.eager.world import check
 
@@ -32,3 +32,9 @@ def test_body_is_that_of_one_device(name: str) -> None:
     torch.manual_seed(0)
     args = body.args()
     check(body.function, *args, cuts=body.cuts(), parameters=body.parameters, **body.options)
+
+
+def test_every_optimizer_of_torch_is_in_it() -> None:
+    known = {name for name, each in vars(torch.optim).items() if isinstance(each, type)}
+    covered = {name.split("_")[0] for name in OPTIMIZERS} | {"Muon"}
+    assert known - {"Optimizer", "SparseAdam"} == covered  # SparseAdam is refused
