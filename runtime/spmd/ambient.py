@@ -60,8 +60,19 @@ class Ambient:
                 torch.is_deterministic_algorithms_warn_only_enabled(),
             ),
             filters=tuple(warnings.filters),
-            environment=dict(os.environ),
+            environment=_environment(),
             recursion=sys.getrecursionlimit(),
+        )
+
+    def equals(self, other: Ambient | None) -> bool:
+        """Whether all is the same."""
+        return other is not None and (
+            all(
+                getattr(self, name) == getattr(other, name)
+                for name in self.__slots__
+                if name != "generators"
+            )
+            and same_generators(self.generators, other.generators)
         )
 
     def enter(self) -> None:
@@ -93,6 +104,18 @@ class Ambient:
                 os.environ[name] = value
 
 
+_read: tuple[object, dict[str, str]] = (None, {})  # raw variables, and what they say
+
+
+def _environment() -> dict[str, str]:
+    """``dict(os.environ)``, which decodes every variable, worked out again where one changed."""
+    global _read
+    raw = getattr(os.environ, "_data", None)
+    if raw is None or raw != _read[0]:
+        _read = None if raw is None else dict(raw), dict(os.environ)
+    return _read[1]
+
+
 def generators() -> Generators:
     """States of this process's generators."""
     state = bytes(torch.get_rng_state().numpy())
@@ -110,9 +133,13 @@ def set_generators(states: Generators) -> None:
 def changed_generators(before: Generators) -> Generators | None:
     """The states now, or None if they are those of ``before``."""
     now = generators()
-    same = (
+    return None if same_generators(now, before) else now
+
+
+def same_generators(now: Generators, before: Generators) -> bool:
+    """Whether two states are equal."""
+    return (
         now[0] == before[0]
         and now[2] == before[2]
         and all(np.array_equal(a, b) for a, b in zip(now[1], before[1], strict=True))
     )
-    return None if same else now

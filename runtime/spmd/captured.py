@@ -100,7 +100,7 @@ def captured_by(function: object, arguments: Iterable[object] = ()) -> Captured:
                 continue
         for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
             hit |= walk(default, f"a default of {value.__name__}", depth + 1)
-        for global_name in _global_names(value.__code__):
+        for global_name in global_names(value.__code__):
             if global_name in value.__globals__:
                 item = value.__globals__[global_name]
                 if walk(item, global_name, depth + 1):
@@ -147,19 +147,19 @@ def is_scheduler(value: object) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _global_names(code: CodeType) -> tuple[str, ...]:
+def global_names(code: CodeType) -> tuple[str, ...]:
     """Names that a function, and functions inside it, may look up as globals."""
     names = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names.update(dict.fromkeys(_global_names(constant)))
+            names.update(dict.fromkeys(global_names(constant)))
     return tuple(names)
 
 
 def names_used(function: object) -> frozenset[str]:
     """Names that a plain function looks up, those of attributes included."""
     code = getattr(function, "__code__", None)
-    return frozenset(_global_names(code)) if isinstance(code, CodeType) else frozenset()
+    return frozenset(global_names(code)) if isinstance(code, CodeType) else frozenset()
 
 
 _LIBRARIES = tuple(
@@ -169,11 +169,12 @@ _LIBRARIES = tuple(
 
 def _is_users(value: Any) -> bool:
     """Whether a class or function is the program's own, and not a library's."""
-    return _is_own_module(str(getattr(value, "__module__", None)))
+    return is_own_module(str(getattr(value, "__module__", None)))
 
 
 @lru_cache(maxsize=4096)
-def _is_own_module(name: str) -> bool:
+def is_own_module(name: str) -> bool:
+    """Whether a module is the program's own."""
     if name == "__main__":
         return True
     root = name.partition(".")[0]

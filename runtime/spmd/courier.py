@@ -10,8 +10,8 @@ all tensors into the first part, which costs less than to find out which of them
 miss a change; the pickle goes along only where it is another than last time. Ranks leave what they
 own in their parts, and say where it lies only where that is elsewhere than last time.
 
-What a rank keeps is the memory and the pickle, never the objects: every call makes new ones, so
-nothing that a body does to them is seen by the next call.
+Every call finds objects as the pickle has them, whatever the body did to those of the last call: a
+rank uses them again only where a snapshot says that they are what they were, with all values anew.
 """
 
 from __future__ import annotations
@@ -33,13 +33,22 @@ from autoshard.runtime.processes import Pool, World
 from autoshard.runtime.processes.payload import anonymous_file
 from autoshard.runtime.spmd.ambient import Ambient
 from autoshard.runtime.spmd.request import UNCHANGED, Changes, Reply, Request, carry_out
-from autoshard.runtime.spmd.shipment import Loose, Shipment, loosen, pack, unpack
+from autoshard.runtime.spmd.shipment import (
+    Loose,
+    Shipment,
+    loosen,
+    pack,
+    unpack,
+    unpack_with_memory,
+)
+from autoshard.runtime.spmd.snapshot import OpaqueError, Snapshot
 from autoshard.runtime.watch.records import RankTrace
 
 MOST_BYTES = 1 << 28
 """Calls with more than this in tensors go without shared memory, which would double what they take;
 beside so many bytes the rest of a call is nothing."""
 
+_HELD_BYTES = 1 << 25  # from here on ranks do not hold the objects of a call till the next one
 _MOST_KEPT = 8  # functions whose memory a rank keeps
 _ROOM_BYTES = 1 << 24  # for results, besides what the arguments take; pages are taken when used
 _ALIGN_BYTES = 64
@@ -131,7 +140,7 @@ class Courier:
         self._key, self._sizes = -1, (0, 0)
         self._of: tuple[object, int] | None = None  # pool and process
         self._rest: Loose | None = None
-        self._ambient = b""
+        self._ambient: Ambient | None = None
         self._lies: list[tuple[Lie, ...]] = []
         self._pieces: list[dict[int, torch.Tensor | str]] = []
         self._changes: Shipment | None = None
@@ -148,7 +157,7 @@ class Courier:
         if self._of != (pool, os.getpid()) or rest.num_bytes > self._sizes[0]:
             descriptor = self._renew(pool, rest.num_bytes)
         assert request.ambient is not None
-        ambient = cloudpickle.dumps(request.ambient)
+        ambient = request.ambient
         try:
             answers = self._send(request, rest, ambient, pool, descriptor)
             if any(answer is None for answer in answers):  # ranks that do not know of it
@@ -183,7 +192,7 @@ class Courier:
         return descriptor
 
     def _send(
-        self, request: Request, rest: Loose, ambient: bytes, pool: Pool, descriptor: int | None
+        self, request: Request, rest: Loose, ambient: Ambient, pool: Pool, descriptor: int | None
     ) -> list[Answer | None]:
         assert self._memory is not None
         rest.copy_to(self._memory)
@@ -191,7 +200,7 @@ class Courier:
             key=self._key,
             sizes=None if descriptor is None else self._sizes,
             rest=None if rest == self._rest else rest.without_memory(),
-            ambient=None if ambient == self._ambient else ambient,
+            ambient=None if ambient.equals(self._ambient) else cloudpickle.dumps(ambient),
             watch=request.watch,
         )
         return pool.call(
@@ -232,6 +241,9 @@ class _Kept:
     memory: Bytes
     part: torch.Tensor
     rest: Loose | None = None
+    request: Request | None = None
+    snapshot: Snapshot | None = None
+    values: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
     ambient: Ambient | None = None
     lies: tuple[Lie, ...] = ()
     views: list[torch.Tensor] = field(default_factory=list)
@@ -258,7 +270,9 @@ def execute_order(world: World, order: Order) -> Answer | None:
     if order.ambient is not None:
         kept.ambient = cloudpickle.loads(order.ambient)
     assert kept.rest is not None
-    request: Request = unpack(kept.rest.with_memory(kept.memory))
+    request = _refilled(kept) if order.rest is None else None
+    if request is None:
+        request = _unpacked(kept, kept.rest)
     request = replace(request, ambient=kept.ambient, watch=order.watch)
     changes, pieces, trace = carry_out(world, request)
     return Answer(
@@ -266,6 +280,33 @@ def execute_order(world: World, order: Order) -> Answer | None:
         **_put(kept, pieces),
         trace=trace,
     )
+
+
+def _refilled(kept: _Kept) -> Request | None:
+    """The objects of the last call with the values of this one, if nothing happened to them."""
+    if kept.request is None or kept.snapshot is None or not kept.snapshot.holds():
+        return None
+    own, sent = kept.values
+    if own:
+        with torch.no_grad():
+            torch._foreach_copy_(own, sent)
+    return kept.request
+
+
+def _unpacked(kept: _Kept, rest: Loose) -> Request:
+    kept.request, kept.snapshot, kept.values = None, None, ([], [])
+    value, pieces = unpack_with_memory(rest.with_memory(kept.memory))
+    request: Request = value
+    if rest.num_bytes > _HELD_BYTES or request.gradients:
+        return request
+    try:
+        kept.snapshot = Snapshot([request.function, request.bundle, request.tensors])
+    except OpaqueError:
+        return request
+    memory = torch.from_numpy(kept.memory)
+    sent = [memory[start : start + size] for start, size in rest.places if size]
+    kept.request, kept.values = request, ([p for p in pieces if p.numel()], sent)
+    return request
 
 
 def _told(kept: _Kept, changes: Changes) -> Shipment | None:

@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import cloudpickle
@@ -39,6 +40,7 @@ from autoshard.runtime.spmd.courier import MOST_BYTES, Courier, loose
 from autoshard.runtime.spmd.home import bring_home, from_pieces, from_replies
 from autoshard.runtime.spmd.request import (
     Changes,
+    Reply,
     Request,
     collect,
     communicator,
@@ -47,7 +49,7 @@ from autoshard.runtime.spmd.request import (
     perform,
     schedulers_of,
 )
-from autoshard.runtime.spmd.shipment import pack, unpack
+from autoshard.runtime.spmd.shipment import Loose, pack, unpack
 from autoshard.runtime.spmd.specs import (
     Argument,
     InShardings,
@@ -60,6 +62,7 @@ from autoshard.runtime.spmd.specs import (
     parameter_layouts,
     place_arguments,
 )
+from autoshard.runtime.spmd.standing import OpaqueError, Standing
 from autoshard.runtime.spmd.worth import warn_of_small_cuts
 from autoshard.runtime.watch import profiling, trace
 from autoshard.runtime.watch.records import CallTrace, RankTrace
@@ -98,6 +101,7 @@ class SpmdFunction(Generic[Arguments, Returned]):
         self._warned: set[tuple[object, ...]] = set()
         self._is_known = False
         self._courier = Courier()
+        self._standing: Standing | None = None
         try:
             self._signature: inspect.Signature | None = inspect.signature(function)
         except (TypeError, ValueError):
@@ -113,8 +117,7 @@ class SpmdFunction(Generic[Arguments, Returned]):
             RequestError: the arguments, or what is said of them, do not fit; nothing was done.
             RankError: a rank raised, died or did not answer.
         """
-        call = _Call(self, args, kwargs)
-        result: Returned = call.run()
+        result: Returned = _Call(self, args, kwargs).run()
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -124,7 +127,7 @@ class SpmdFunction(Generic[Arguments, Returned]):
         bound = self.function.__get__(instance, owner)
         out = object.__new__(type(self))
         out.__dict__.update(self.__dict__)
-        out.function = bound
+        out.function, out._standing = bound, None
         out._signature = inspect.signature(bound)
         return out
 
@@ -179,6 +182,10 @@ class _Call:
         self.spmd, self.mesh = spmd, spmd.mesh
         self.args, self.kwargs = args, kwargs
         self.name = getattr(spmd.function, "__qualname__", type(spmd.function).__name__)
+
+    def _prepare(self) -> None:
+        """Find out what the arguments are, and check what is said of them."""
+        spmd, args, kwargs = self.spmd, self.args, self.kwargs
         self.arguments = spmd.arguments(args, kwargs)
         self.placed = place_arguments(spmd._in, self.arguments, self.mesh)
         self.captured: Captured = captured_by(spmd.function, (*args, *kwargs.values()))
@@ -268,10 +275,37 @@ class _Call:
         watch = trace.is_tracing() or profiling.is_profiling()
         world = current_world(self.spmd._timeout_s)
         if world is None:
-            return self._in_pool(watch)
+            with self.spmd._courier.lock:
+                return self._in_pool(watch)
+        self._prepare()
         return self._here(world, watch)
 
     def _in_pool(self, watch: bool) -> Any:
+        standing = self.spmd._standing
+        found = None if standing is None else standing.again(self.args, self.kwargs)
+        if standing is None or found is None:
+            self._prepare()
+            return self._send(watch)
+        objects, rest = found
+        pool = _pool(self.mesh, self.spmd._timeout_s)
+        request = replace(standing.request, ambient=Ambient.here(), watch=watch)
+        replies = self._replies(lambda: self.spmd._courier.call(request, rest, pool))
+        changes = replies[0].changes
+        assert changes is not None
+        result = bring_home(changes, from_replies(replies, self.mesh.shape), objects, (), ())
+        self._tell([r.trace for r in replies if r.trace is not None], "cpu")
+        return result
+
+    def _replies(self, ask: Callable[[], list[Reply]]) -> list[Reply]:
+        try:
+            return ask()
+        except RankError as error:
+            cause = error.__cause__
+            if isinstance(cause, RequestError):  # the request was wrong, only found out there
+                raise cause from None
+            raise
+
+    def _send(self, watch: bool) -> Any:
         for name, tensor in [*((p.name, p.value) for p in self.placed), *self._parameters()]:
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "cpu":
                 raise InputError(
@@ -285,32 +319,38 @@ class _Call:
             _preload_optimizers()
         request = self._request(ambient=Ambient.here(), watch=watch)
         courier = self.spmd._courier
-        with courier.lock:
-            try:
-                with _by_value(self.captured.by_value):
-                    rest = loose(request)
-                    shipment = pack(request) if rest.num_bytes > MOST_BYTES else None
-            except Exception as error:
-                raise self._unsendable(error) from error
-            if not self.spmd._is_known:
-                # Third-party modules are imported once in the helper, before ranks are forked.
-                _pool(self.mesh, self.spmd._timeout_s, preload=rest.modules())
-                self.spmd._is_known = True
-            try:
-                if shipment is None:
-                    replies = courier.call(request, rest, pool)
-                else:
-                    replies = [unpack(s) for s in pool.call(execute, (shipment,))]
-            except RankError as error:
-                cause = error.__cause__
-                if isinstance(cause, RequestError):  # the request was wrong, only found out there
-                    raise cause from None
-                raise
-            changes = replies[0].changes
-            assert changes is not None
-            result = self._home(changes, from_replies(replies, self.mesh.shape))
+        self.spmd._standing = None
+        try:
+            with _by_value(self.captured.by_value):
+                rest = loose(request)
+                shipment = pack(request) if rest.num_bytes > MOST_BYTES else None
+        except Exception as error:
+            raise self._unsendable(error) from error
+        if not self.spmd._is_known:
+            # Third-party modules are imported once in the helper, if ranks are still to be forked.
+            _pool(self.mesh, self.spmd._timeout_s, preload=rest.modules())
+            self.spmd._is_known = True
+        standing = self._standing(request, rest) if shipment is None else None
+        if shipment is None:
+            replies = self._replies(lambda: courier.call(request, rest, pool))
+        else:
+            calls = execute, (shipment,)
+            replies = self._replies(lambda: [unpack(s) for s in pool.call(*calls)])
+        changes = replies[0].changes
+        assert changes is not None
+        result = self._home(changes, from_replies(replies, self.mesh.shape))
+        self.spmd._standing = standing
         self._tell([r.trace for r in replies if r.trace is not None], "cpu")
         return result
+
+    def _standing(self, request: Request, rest: Loose) -> Standing | None:
+        """What lets the next call tell that it is like this one; taken before this one is made."""
+        if callable(self.spmd._parameters):  # it may say something else next time
+            return None
+        try:
+            return Standing(self.spmd.function, self.args, self.kwargs, self.objects, request, rest)
+        except OpaqueError:
+            return None
 
     def _here(self, world: World, watch: bool) -> Any:
         _check_world(self.mesh, world)
@@ -386,7 +426,7 @@ class _Call:
         )
 
     def _sent(self) -> Iterator[tuple[str, object]]:
-        for argument in self.arguments:
+        for argument in self.spmd.arguments(self.args, self.kwargs):
             yield f"argument {argument.name!r} ({type(argument.value).__name__})", argument.value
         function = self.spmd.function
         while isinstance(function, functools.partial):
@@ -460,10 +500,12 @@ def _check_local(mesh: DeviceMesh) -> None:
             f"{mesh!r} names the devices {sorted(mesh.ranks)}; started from a plain script, a mesh "
             f"has the devices 0 to {mesh.size - 1}, one process each"
         )
+    if mesh.size <= 8:
+        return
     import psutil
 
     free = int(psutil.virtual_memory().available)
-    if mesh.size > 8 and mesh.size * _PROCESS_BYTES > free:
+    if mesh.size * _PROCESS_BYTES > free:
         raise MeshError(
             f"mesh {mesh} has {mesh.size} devices, each of which is a process here and takes some "
             f"{_PROCESS_BYTES // 10**6} MB; {free / 1e9:.1f} GB are free, enough for "

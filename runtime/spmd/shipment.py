@@ -12,7 +12,8 @@ import io
 import pickle
 import pickletools
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -76,12 +77,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=self._take_buffer)
         self.pieces: list[tuple[Bytes, object]] = []  # and what keeps the memory
         self.tensors: list[tuple[Any, ...]] = []
+        self.found: list[torch.Tensor] = []
         self._by_address: dict[int, int] = {}
         self._buffers: list[int] = []
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) in _PLAIN and _is_plain(value):
+        if type(value) in _PLAIN and is_plain(value):
             number = len(self.tensors)
+            self.found.append(value)
             self.tensors.append(
                 (
                     self._storage(value),
@@ -121,7 +124,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return False
 
 
-def _is_plain(value: torch.Tensor) -> bool:
+def is_plain(value: torch.Tensor) -> bool:
+    """Whether a tensor is all said by its memory, shape and dtype."""
     return (
         value.layout is torch.strided
         and value.device.type == "cpu"
@@ -157,6 +161,7 @@ class Loose:
         tensors: see :class:`Shipment`.
         num_bytes: of the block.
         memory: the pieces.
+        addresses: where they are, with their numbers.
     """
 
     data: bytes
@@ -164,6 +169,7 @@ class Loose:
     tensors: tuple[tuple[Any, ...], ...]
     num_bytes: int
     memory: tuple[Bytes, ...] = field(compare=False, repr=False)
+    addresses: Mapping[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def copy_to(self, block: Bytes) -> None:
         """Copy the pieces to their places."""
@@ -172,7 +178,13 @@ class Loose:
 
     def without_memory(self) -> Loose:
         """The same, to be sent."""
-        return replace(self, memory=())
+        return replace(self, memory=(), addresses={})
+
+    def pieces_of(self, tensors: Sequence[torch.Tensor]) -> list[int | None]:
+        """Of each tensor the number of its piece, if no other tensor of the value lies in it."""
+        users = Counter(piece for piece, *_ in self.tensors)
+        found = [self.addresses.get(t.untyped_storage().data_ptr()) for t in tensors]
+        return [piece if users[piece] == 1 else None for piece in found]
 
     def with_memory(self, block: Bytes) -> Shipment:
         """With pieces that lie in ``block``."""
@@ -195,14 +207,28 @@ def _pickled(value: object) -> tuple[_Pickler, bytes]:
 def loosen(value: object) -> Loose:
     """Pack a value, but for its memory; raises whatever pickling raises."""
     pickler, data = _pickled(value)
+    pieces = [memory for memory, _ in pickler.pieces]
+    tensors = pickler.tensors
+    users = Counter(piece for piece, *_ in tensors)
+    for number, (of, found) in enumerate(zip(tensors, pickler.found, strict=True)):
+        piece, dtype, _, *others = of
+        # A batch cut from a long tensor does not take all of it along.
+        if users[piece] == 1 and piece >= 0 and found.is_contiguous():
+            pieces[piece] = memory_of(found)
+            tensors[number] = (piece, dtype, 0, *others)
     places: list[tuple[int, int]] = []
     end = 0
-    for memory, _ in pickler.pieces:
+    for memory in pieces:
         start = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
         places.append((start, memory.nbytes))
         end = start + memory.nbytes
-    memories = tuple(memory for memory, _ in pickler.pieces)
-    return Loose(data, tuple(places), tuple(pickler.tensors), end, memories)
+    return Loose(data, tuple(places), tuple(tensors), end, tuple(pieces), dict(pickler._by_address))
+
+
+def memory_of(tensor: torch.Tensor) -> Bytes:
+    """The bytes of a contiguous tensor."""
+    out: Bytes = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return out
 
 
 def pack(value: object) -> Shipment:
@@ -228,6 +254,11 @@ def pack(value: object) -> Shipment:
 
 def unpack(shipment: Shipment) -> Any:
     """The value. Its tensors and arrays are writable; small ones have memory of their own."""
+    return unpack_with_memory(shipment)[0]
+
+
+def unpack_with_memory(shipment: Shipment) -> tuple[Any, list[torch.Tensor]]:
+    """The value, and the bytes of each piece of its memory."""
     block = torch.from_numpy(shipment.block)
     storages: list[torch.Tensor] = [
         torch.from_numpy(shipment.large[size])
@@ -252,6 +283,7 @@ def unpack(shipment: Shipment) -> Any:
     buffers = [storages[piece].numpy() for piece in pickle.loads(shipment.data[4 : 4 + length])]
     _unpacked.append(tensors)
     try:
-        return pickle.loads(memoryview(shipment.data)[4 + length :], buffers=buffers)
+        value = pickle.loads(memoryview(shipment.data)[4 + length :], buffers=buffers)
+        return value, storages
     finally:
         _unpacked.pop()
