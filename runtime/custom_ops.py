@@ -63,10 +63,10 @@ def _taken_along(definition: CustomOpDef) -> CustomOperator:
     )
 
 
-def define(operators: Iterable[CustomOperator]) -> None:
-    """Register operators that this process does not know yet."""
+def define(operators: Iterable[CustomOperator], *, anew: bool = False) -> None:
+    """Register operators that this process does not know yet; ``anew``: and replace others."""
     for operator in operators:
-        if operator.name in OPDEFS or _known(operator.name):
+        if not anew and (operator.name in OPDEFS or _known(operator.name)):
             continue  # importing the module of its functions defined it
         made = torch.library.custom_op(
             operator.name,

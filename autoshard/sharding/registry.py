@@ -54,6 +54,8 @@ class OpCall:
 RuleFunction = Callable[[OpCall], Rule | None]
 _RULES: dict[str, RuleFunction] = {}
 _USER: set[str] = set()
+RuleText = tuple[str, str, tuple[tuple[int, ...], ...]]
+_TEXTS: dict[str, RuleText] = {}
 
 
 def rule_for(*families: str) -> Callable[[RuleFunction], RuleFunction]:
@@ -134,6 +136,7 @@ def sharding_rule(
     user_rule.__name__ = f"user rule {text!r}"
     _RULES[family] = user_rule
     _USER.add(family)
+    _TEXTS[family] = (text, whole, groups)
 
 
 def forget_rule(operator: object) -> None:
@@ -141,9 +144,14 @@ def forget_rule(operator: object) -> None:
     family = family_name(operator)
     if family in _USER:
         _USER.discard(family)
-        del _RULES[family]
+        del _RULES[family], _TEXTS[family]
 
 
 def user_rules() -> Mapping[str, RuleFunction]:
     """The rules that users gave, by family."""
     return {family: _RULES[family] for family in sorted(_USER)}
+
+
+def user_rule_texts() -> dict[str, RuleText]:
+    """What users said of their operators, by family: text, ``whole`` and ``linear``."""
+    return dict(_TEXTS)

@@ -25,6 +25,7 @@ from autoshard.runtime.eager import autograd as _autograd  # noqa: F401  (its ha
 from autoshard.runtime.eager.arguments import Objects, map_tensors, objects_of
 from autoshard.runtime.eager.arrays import Array
 from autoshard.runtime.eager.choose import Chooser
+from autoshard.runtime.eager.customs import Customs
 from autoshard.runtime.eager.engine import Engine, Mode, engine_of
 from autoshard.runtime.eager.handlers import grad_meta
 from autoshard.runtime.eager.optimizers import Stepping
@@ -128,12 +129,14 @@ class EagerOptions:
         bucket_bytes: size at which a bucket of gradients is sent; None: from the prices.
         overlap: whether gradients are sent while backward runs.
         sparse: whether gradients of look-ups may be sent as rows and values.
+        customs: the caller's operators and rules; they go along where this is sent.
     """
 
     seconds: CollectiveSeconds | None = None
     bucket_bytes: int | None = None
     overlap: bool = True
     sparse: bool = True
+    customs: Customs = field(default_factory=Customs, repr=False)
 
 
 def run_body(

@@ -23,6 +23,7 @@ from autoshard.runtime.eager.record import odd_strides, record
 from autoshard.runtime.eager.tags import NAME, Meta, meta_of, set_meta
 from autoshard.runtime.moves import Mover
 from autoshard.sharding.layout import RP, Layout, P, R, forward_half
+from autoshard.sharding.registry import user_rule_texts
 
 _CACHE = "_autoshard_moved"
 COPY = "_autoshard_copy"
@@ -125,17 +126,18 @@ class Engine:
         self.active = tuple(range(len(comm.mesh)))
         self.gradients = Gradients(self)
         self._plans: dict[Any, Bound | str] = {}
-        self._plans_by_axes: dict[tuple[int, ...], dict[Any, Bound | str]] = {}
+        self._plans_by: dict[Any, dict[Any, Bound | str]] = {}
         self._movers: dict[Any, Mover] = {}
         self._leaf_cache: dict[Any, tuple[Any, ...]] = {}
 
     def begin(self, active: Sequence[int], data: Sequence[int]) -> None:
         """Before a call: the axes that cut something, and those that cut inputs.
 
-        Plans differ by the latter.
+        Plans differ by the latter, and by the rules that users gave.
         """
         self.active, self.chooser.data_axes = tuple(active), tuple(data)
-        self._plans = self._plans_by_axes.setdefault(self.chooser.data_axes, {})
+        key = self.chooser.data_axes, tuple(user_rule_texts().items())
+        self._plans = self._plans_by.setdefault(key, {})
 
     # ---- layouts ----------------------------------------------------------------------------
 
@@ -579,6 +581,15 @@ def engine_of(comm: Communicator, chooser: Callable[[], Chooser], key: Any) -> E
     if key not in found:
         found[key] = Engine(comm, chooser())
     return found[key]
+
+
+def forget_plans() -> None:
+    """Every engine plans anew: an operator has changed."""
+    for engines in _engines.values():
+        for engine in engines.values():
+            for plans in engine._plans_by.values():
+                plans.clear()
+            engine._plans.clear()
 
 
 # ---- composites -------------------------------------------------------------------------------

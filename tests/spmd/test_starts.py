@@ -64,6 +64,13 @@ def test_failures_are_told_and_leave_nothing() -> None:
     assert not [pid for pid in map(int, words[1:]) if psutil.pid_exists(pid)]
 
 
+@pytest.mark.parametrize("ranks", [None, 4], ids=["python", "torchrun"])
+def test_an_operator_of_the_script_and_its_rule(ranks: int | None) -> None:
+    done = start(PROGRAMS / "custom_operator.py", ranks=ranks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok") == (ranks or 1)
+
+
 def test_nothing_is_recorded_when_nobody_watches() -> None:
     def recorder() -> str:
         from autoshard.runtime.eager.patches import current_engine
