@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoshard.errors import CaptureError, RequestError, UnknownNameError
+from autoshard.errors import CaptureError, InputError, RequestError, UnknownNameError
 from autoshard.normal.operators import torch_dtype
 
 DTYPE_NAMES = {
@@ -104,12 +104,18 @@ def resolve(model: str | Mapping[str, Any] | nn.Module, name: str | None) -> Sou
         RequestError: a file or factory that cannot be read.
     """
     if isinstance(model, nn.Module):
+        _check_module(model)
         # What torch.compile returns holds the module itself.
         inner = model._modules.get("_orig_mod")
         model = model if inner is None else inner
         return _from_module(model, name or type(model).__name__)
     if isinstance(model, Mapping):
         return from_config(model, name)
+    if not isinstance(model, str):
+        raise RequestError(
+            f"the model is a {type(model).__name__}; give a torch.nn.Module, a preset's name, a "
+            "Hugging Face config, package.module:factory or a graph.json"
+        )
     if model in list_presets():
         return from_config(load_preset(model), name or model)
     path = Path(model)
@@ -118,6 +124,20 @@ def resolve(model: str | Mapping[str, Any] | nn.Module, name: str | None) -> Sou
     if ":" in model:
         return _from_factory(model, name)
     raise UnknownNameError("model preset", model, list_presets())
+
+
+def _check_module(module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError(
+            "the module is a TorchScript one, which cannot be traced again; give the module that "
+            "it was made of"
+        )
+    for name, p in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(p):
+            raise InputError(
+                f"{name!r} of {type(module).__name__} is lazy and has no shape yet; call the "
+                "module once with a batch before it is planned"
+            )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -650,6 +650,13 @@ REFUSED: dict[str, tuple[Any, Any, type[Exception], str]] = {
         "calls torch.autograd.grad inside forward",
     ),
     "vmap": (Mapped, torch.zeros(2, 2), CaptureError, r"module \(root\) calls torch.vmap"),
+    "a lazy module": (
+        lambda: nn.Sequential(nn.LazyLinear(4)),
+        torch.zeros(2, 3),
+        InputError,
+        "'0.weight' of Sequential is lazy",
+    ),
+    "no model": (lambda: 3, None, RequestError, "the model is a int; give a torch.nn.Module"),
     "an empty batch": (Stack, torch.zeros(0, 8), InputError, "has no sample"),
     "a custom autograd function": (
         Custom,
@@ -665,6 +672,12 @@ def test_refusals_say_what_where_and_what_to_do(case: str) -> None:
     model, inputs, error, words = REFUSED[case]
     with pytest.raises(error, match=words):
         analyze(model(), inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_refused() -> None:
+    with pytest.raises(CaptureError, match="TorchScript"):
+        analyze(torch.jit.script(nn.Linear(3, 4)), torch.zeros(2, 3))
 
 
 def test_a_refusal_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
