@@ -164,8 +164,21 @@ class Program:
             reshard=reshard,
             constant=constant,
             regather=(node.name, index) in self.regather
-            and any(s.kind == "all_gather" for s in reshard.forward),
+            and any(s.kind == "all_gather" for s in reshard.forward)
+            and not self._runs_whole(node),
         )
+
+    def _runs_whole(self, node: Node) -> bool:
+        """Whether an operator without a rule takes the value, straight or through a view.
+
+        It may keep for backward what it likes, in any order, so nothing can be foretold of
+        gathering again for it.
+        """
+        if node.op in ALIASES:
+            return any(
+                self._runs_whole(self.graph.by_name[u]) for u, _ in self.graph.uses[node.name]
+            )
+        return node.family in self.rules.without
 
     def _fuse(self, edges: Mapping[tuple[str, int], Edge]) -> tuple[Bucket, ...]:
         """Buckets in the order they are sent: that in which their last gradient is ready."""

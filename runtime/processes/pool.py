@@ -17,8 +17,10 @@ import os
 import pickle
 import pickletools
 import re
+import select
 import selectors
 import signal
+import socket
 import sys
 import threading
 import time
@@ -178,7 +180,8 @@ class Pool:
         try:
             if crew.launcher is launcher():
                 crew.launcher.pump()
-                if not crew.released and all(r.exited is None for r in crew.ranks):
+                waiting = all(r.exited is None and not _hung_up(r) for r in crew.ranks)
+                if waiting and not crew.released:
                     return crew
         except RankError:
             pass
@@ -214,6 +217,19 @@ class Pool:
         except BaseException:  # also Ctrl-C: whatever runs, ends now
             self._end()
             raise
+
+
+def _hung_up(rank: Rank) -> bool:
+    """Whether a rank that should wait for a call has closed its channel: it died.
+
+    The channel closes before the helper can tell of the death.
+    """
+    channel = rank.channel.socket
+    try:
+        readable, _, _ = select.select([channel], [], [], 0)  # a socket with a timeout would wait
+        return bool(readable) and not channel.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):
+        return True
 
 
 class _Gathering:
