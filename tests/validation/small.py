@@ -161,6 +161,10 @@ def constructs() -> tuple[nn.Module, dict[str, Tensor]]:
     return Constructs(), {"x": torch.empty(6, 3, 5, device="meta")}
 
 
+def recurrent() -> tuple[nn.Module, dict[str, Tensor]]:
+    return nn.LSTM(6, 8, 2, batch_first=True), {"input": torch.empty(6, 5, 6, device="meta")}
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "llama": llama,
     "gpt2": gpt2,
@@ -169,6 +173,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "perceptron": perceptron,
     "looped": looped,
     "constructs": constructs,
+    "recurrent": recurrent,
 }
 
 
