@@ -120,15 +120,22 @@ def _module(
     wholes: Wholes,
 ) -> None:
     own = dict(module.named_parameters())
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, piece in parameters.items():
         parameter = own.get(name)
         value = wholes(piece, parameter)
+        if value is None:
+            continue
         if parameter is None:
-            if value is not None:
-                made = nn.Parameter(value.clone())
-                _place(module, name).register_parameter(_leaf(name), made)
-        elif value is not None:
+            made = nn.Parameter(value.clone())
+            _place(module, name).register_parameter(_leaf(name), made)
+        elif parameter.shape == value.shape and parameter.dtype == value.dtype:
+            if parameter.data_ptr() != value.data_ptr() and not torch.equal(parameter, value):
+                written.append((parameter, value))
+        else:
             _overwrite(parameter, value)
+    if written:
+        torch._foreach_copy_([to for to, _ in written], [of for _, of in written])
     known = dict(module.named_buffers())
     for name, piece in buffers.items():
         buffer = known.get(name)
@@ -141,9 +148,12 @@ def _module(
             _overwrite(buffer, value)
     for name, parameter in own.items():
         found = gradients.get(name)
-        _set_gradient(parameter, None if found is None else wholes(found, None))
-    for name, flag in training.items():
-        module.get_submodule(name).training = flag
+        if found is not None or parameter.grad is not None:
+            _set_gradient(parameter, None if found is None else wholes(found, None))
+    for name, inner in module.named_modules():
+        flag = training.get(name, inner.training)
+        if flag is not inner.training:
+            inner.training = flag
 
 
 def _place(module: nn.Module, name: str) -> nn.Module:

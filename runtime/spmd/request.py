@@ -327,8 +327,10 @@ def collect(
     output = pieces.replace(result.output, same)
     modules = []
     for module, state in zip(objects.modules, result.modules, strict=True):
-        parameters = dict(module.named_parameters())
-        buffers = dict(module.named_buffers())
+        values = (*state.parameters.values(), *state.buffers.values())
+        compare = any(piece.local.nbytes >= _COMPARED_BYTES for piece in values)
+        parameters = dict(module.named_parameters()) if compare else {}
+        buffers = dict(module.named_buffers()) if compare else {}
         modules.append(
             (
                 {n: pieces.take(p, parameters.get(n)) for n, p in state.parameters.items()},
