@@ -10,7 +10,9 @@ Every wait has a limit: the time limit of the group, after which the collective 
 
 from __future__ import annotations
 
+import atexit
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -120,6 +122,23 @@ class Pending:
 
 _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 _groups_of: object = None  # the default group they belong to
+_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+@atexit.register
+def _release_groups() -> None:
+    """Let go of every group before the interpreter goes.
+
+    A gloo thread drops the tensors of its last message after that message is waited for, and takes
+    the interpreter's lock to do so. A group that nobody holds joins its threads when torch destroys
+    it; one that somebody holds leaves them running, and a thread that asks for the lock of an
+    interpreter that is being finalised aborts the process.
+    """
+    global _groups_of
+    for communicator in _communicators:
+        communicator._by_axes.clear()
+    _groups.clear()
+    _groups_of = None
 
 
 def _group(ranks: tuple[int, ...], timeout: timedelta) -> dist.ProcessGroup:
@@ -203,6 +222,7 @@ class Communicator:
         self.coordinate = coordinate_of(self.rank, self.mesh)
         self._timeout = timedelta(seconds=timeout_s)
         self._by_axes: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        _communicators.add(self)
         self._names: dict[tuple[int, ...], tuple[str, ...]] = {}
         if not _is_fake():
             axes = range(len(self.mesh))
