@@ -356,7 +356,8 @@ class Engine:
                 return (value.shape, value.stride(), value.dtype, value.requires_grad)
             return (meta, value.dtype, value.requires_grad)
         if cls in _SCALARS:
-            return (cls, value) if value == value else (cls, "nan")
+            # Not a number is not equal to itself, and 0.0 equals -0.0: these go by their text.
+            return (cls, value) if value and value == value else (cls, repr(value))
         if value is None or value is Ellipsis:
             return value
         if cls is slice:

@@ -450,3 +450,9 @@ def half_precision(model, x):
     loss = out.float().pow(2).mean()
     loss.backward()
     return loss, out, half.weight.grad.float().norm()
+
+
+@everyday(randn(8, 6), cuts=[X])
+def zeros_of_both_signs(x):
+    positive = x.abs() + 1
+    return 1 / (positive * 0.0), 1 / (positive * -0.0)
