@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
@@ -94,8 +95,16 @@ def warn_of_small_cuts(
         f"{seconds_text(costs)} on {mesh.size} processes of this machine; leave it whole: "
         "PartitionSpec()",
         SmallCutWarning,
-        stacklevel=5,
+        stacklevel=_callers_level(),
     )
+
+
+def _callers_level() -> int:
+    """``stacklevel`` with which a warning of the calling function names the user's line."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and (frame.f_globals.get("__name__") or "").startswith("autoshard."):
+        level, frame = level + 1, frame.f_back
+    return level - 1
 
 
 def _is_parameter(tensor: Any) -> bool:

@@ -221,10 +221,11 @@ def test_a_cut_that_costs_more_than_it_saves_is_told_with_both_figures() -> None
             match=r"parameter 'weight' of argument 'model' float32\[4, 4\] is cut, which saves at "
             r"most .* us a call and costs at least .* ms on 4 processes of this machine; leave it "
             r"whole: PartitionSpec\(\)",
-        ),
+        ) as told,
         pytest.raises(AssertionError, match="a process was asked"),
     ):
         function(nn.Linear(4, 4), X)
+    assert told[0].filename == __file__
 
 
 @pytest.mark.filterwarnings("error")
