@@ -75,6 +75,7 @@ def against_milp() -> None:
         (4, (4,), None),
         (1, (2, 4), ("batch", "tensor")),
         (1, (2, 2), None),
+        (4, (2, 2), None),
     ]
     for layers, sizes, uses in cases:
         graph = llama(layers, 8, 2048, 4096, 32, 8, 14336, 32000)
