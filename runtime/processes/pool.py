@@ -220,16 +220,26 @@ class Pool:
 
 
 def _hung_up(rank: Rank) -> bool:
-    """Whether a rank that should wait for a call has closed its channel: it died.
+    """Whether a rank that should wait for a call has died.
 
-    The channel closes before the helper can tell of the death.
+    Its channel closes before the helper can tell of the death; and while its threads are still
+    being torn down, only the kernel's table of processes tells.
     """
     channel = rank.channel.socket
     try:
         readable, _, _ = select.select([channel], [], [], 0)  # a socket with a timeout would wait
-        return bool(readable) and not channel.recv(1, socket.MSG_PEEK)
+        if readable and not channel.recv(1, socket.MSG_PEEK):
+            return True
     except (OSError, ValueError):
         return True
+    if not rank.pid or not os.path.exists("/proc/self/stat"):
+        return False  # it has not said its number yet, or this system has no such table
+    try:
+        with open(f"/proc/{rank.pid}/stat", "rb") as table:
+            state = table.read(512).rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return True  # gone, and reaped
+    return state in (b"Z", b"X")
 
 
 class _Gathering:
