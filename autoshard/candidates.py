@@ -14,7 +14,7 @@ from typing import Literal
 
 from autoshard.errors import RuleError
 from autoshard.graph import ModelGraph, Node
-from autoshard.sharding.layout import Cut, Layout, R, Shape, canonical
+from autoshard.sharding.layout import Cut, Layout, R, Shape
 from autoshard.sharding.registry import OpCall, rule_of
 from autoshard.sharding.rule import Dims, Rule
 from autoshard.sharding.strategy import (
@@ -393,8 +393,3 @@ def _weight_operands(graph: ModelGraph) -> dict[str, tuple[int, ...]]:
         if found and node.op != "autoshard.identity":
             out[node.name] = found
     return out
-
-
-def canonical_cut(cut: RawCut, size: int) -> Cut:
-    """The cut as a state on an axis of ``size``."""
-    return canonical(Cut(*cut), size)

@@ -9,7 +9,7 @@ autograd runs the node that was made last first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -17,7 +17,6 @@ from autoshard.candidates import Rules
 from autoshard.graph import ModelGraph, Node
 from autoshard.sharding.collective import Collective, Phase
 from autoshard.sharding.layout import (
-    Cut,
     Layout,
     R,
     Shape,
@@ -395,20 +394,4 @@ def is_deferred(reshard: Reshard) -> bool:
 def _in_bucket(edge: Edge, bucket: int | None) -> Edge:
     if bucket is None or not is_deferred(edge.reshard):
         return edge
-    return Edge(
-        producer=edge.producer,
-        consumer=edge.consumer,
-        index=edge.index,
-        produced=edge.produced,
-        taken=edge.taken,
-        differentiable=edge.differentiable,
-        reshard=edge.reshard,
-        constant=edge.constant,
-        bucket=bucket,
-        regather=edge.regather,
-    )
-
-
-def is_cut(layout: Layout) -> bool:
-    """Whether any axis cuts the value."""
-    return any(isinstance(s, Cut) for s in layout)
+    return replace(edge, bucket=bucket)

@@ -12,7 +12,7 @@ from torch.autograd.graph import _engine_run_backward
 from autoshard.errors import RequestError
 from autoshard.runtime.eager.engine import Engine, handles
 from autoshard.runtime.eager.tags import Meta, dual, meta_of, set_meta
-from autoshard.sharding.layout import RP, P, R, gradient_half
+from autoshard.sharding.layout import RP, R, gradient_half
 
 
 def _roots(
@@ -200,12 +200,6 @@ def _register_after(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         engine.gradients.after.append(run)
 
     return func(tensor, wrapped)
-
-
-def partial_states(tensor: Tensor) -> bool:
-    """Whether a tensor's tag has summands."""
-    meta = meta_of(tensor)
-    return meta is not None and any(s is P for s in meta.layout)
 
 
 Hook = Callable[[Tensor], Any]
