@@ -1,0 +1,24 @@
+"""Jobs, plans, keys and events in SQLite (WAL) or PostgreSQL; several servers may share one."""
+
+from autoshard.api.store.records import Event, Job, Key, Lease, Result, StoredPlan
+from autoshard.api.store.store import (
+    IdempotencyConflict,
+    QueueFull,
+    QuotaReached,
+    Store,
+    StoreError,
+)
+
+__all__ = [
+    "Event",
+    "IdempotencyConflict",
+    "Job",
+    "Key",
+    "Lease",
+    "QueueFull",
+    "QuotaReached",
+    "Result",
+    "Store",
+    "StoreError",
+    "StoredPlan",
+]

@@ -1,0 +1,116 @@
+"""What the store holds, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from autoshard.api.wire import Kind, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One request that is planned, was planned, or will be.
+
+    Attributes:
+        id: ``job_`` and 26 letters and digits that sort by time and cannot be guessed.
+        owner: the name that its key belongs to; ``local`` where no keys are asked for.
+        kind: ``plan`` or ``estimate``; estimates are claimed first.
+        state: ``queued``, ``running``, then one of the three ends, which never changes.
+        request: the request as checked, JSON; what the worker is given.
+        digest: equal for equal requests.
+        created_s: seconds since the epoch.
+        started_s: of the last attempt.
+        finished_s: when it came to its end.
+        attempt: how often it was begun.
+        progress: ``{"message", "done", "total", "best_step_time_s", "best_label"}`` or None.
+        plan_id: the plan, once it succeeded.
+        problem: why it failed, as a problem document.
+        revision: grows with every change; also the ``seq`` of its last event.
+    """
+
+    id: str
+    owner: str
+    kind: Kind
+    state: State
+    request: dict[str, Any]
+    digest: str
+    created_s: float
+    started_s: float | None = None
+    finished_s: float | None = None
+    attempt: int = 0
+    progress: dict[str, Any] | None = None
+    plan_id: str | None = None
+    problem: dict[str, Any] | None = None
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that a watcher of a job is told; ``seq`` counts 1, 2, ... within the job."""
+
+    job_id: str
+    seq: int
+    kind: str
+    data: dict[str, Any]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """A finished plan; never changed.
+
+    Attributes:
+        id: ``plan_`` and letters and digits that cannot be guessed.
+        share: secret that lets anyone who has the link read this plan.
+        summary: name, label, devices, step time, memory: what a list shows.
+        document: the plan's JSON, as ``Plan.to_json`` gives it.
+        trace: predicted timeline, a gzipped Chrome trace.
+    """
+
+    id: str
+    owner: str
+    digest: str
+    share: str
+    created_s: float
+    summary: dict[str, Any]
+    document: bytes
+    trace: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """An API key; of its secret only a hash is kept.
+
+    Attributes:
+        id: public part, stands in the key itself.
+        owner: whom the jobs of this key belong to; several keys may share one.
+        hash: SHA-256 of the secret part, hex; the secret has 256 random bits, so no salt is needed.
+    """
+
+    id: str
+    owner: str
+    name: str
+    hash: str
+    created_s: float
+    revoked_s: float | None = None
+    last_used_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to work on a job until it runs out; ``token`` is new with every claim."""
+
+    job: Job
+    token: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a worker hands in: a plan, or the problem that it met."""
+
+    summary: dict[str, Any] | None = None
+    document: bytes | None = None
+    trace: bytes | None = None
+    problem: dict[str, Any] | None = None

@@ -1,0 +1,1 @@
+"""Processes that claim jobs and plan them."""
