@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoshard.client import Client
     from autoshard.cluster import Cluster
     from autoshard.errors import (
         AutoshardError,
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 _HOME = {
     "AutoshardError": "autoshard.errors",
     "CaptureError": "autoshard.errors",
+    "Client": "autoshard.client",
     "Cluster": "autoshard.cluster",
     "DeviceMesh": "autoshard.sharding.mesh",
     "InfeasibleError": "autoshard.errors",
@@ -65,6 +67,7 @@ _HOME = {
 __all__ = [
     "AutoshardError",
     "CaptureError",
+    "Client",
     "Cluster",
     "DeviceMesh",
     "InfeasibleError",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +17,9 @@ import typer
 
 from autoshard.cli.options import given, parse_bytes, writable
 from autoshard.cli.output import Output, guarded
+from autoshard.cli.serve import keys, serve
 from autoshard.cli.visualize import visualize
-from autoshard.errors import InfeasibleError, ValidationError
+from autoshard.errors import InfeasibleError, RequestError, ValidationError
 
 app = typer.Typer(
     name="autoshard",
@@ -119,6 +121,16 @@ def facade() -> Any:
     return importlib.import_module("autoshard.planner")
 
 
+@contextmanager
+def planner(server: str | None) -> Iterator[Callable[..., Any]]:
+    """What plans: this process, or the service at ``server``."""
+    if server is None:
+        yield facade().optimize
+        return
+    with importlib.import_module("autoshard.client").Client(server) as client:
+        yield client.plan
+
+
 def _version(asked: bool) -> None:
     if asked:
         from autoshard import __version__
@@ -163,6 +175,15 @@ def plan(
             help="Keep the search's trials there (sqlite:///search.db); in memory if left out.",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            envvar="AUTOSHARD_SERVER",
+            help="Let this planning service do it; a key is read from AUTOSHARD_API_KEY.",
+        ),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
     no_color: NoColor = False,
@@ -171,8 +192,10 @@ def plan(
     output = Output(as_json=as_json, no_color=no_color)
     writable(out)
     limit = parse_bytes("--memory-limit", memory_limit)
-    with output.progress(f"planning {model}") as progress:
-        found = facade().optimize(
+    if server is not None and storage is not None:
+        raise RequestError("--storage is of a local search; leave it out, or leave out --server")
+    with output.progress(f"planning {model}") as progress, planner(server) as optimize:
+        found = optimize(
             model,
             **given(
                 cluster=cluster,
@@ -366,6 +389,8 @@ def validate(
 
 
 app.command(short_help="Draw a trace of communication.")(visualize)
+app.command(short_help="Answer plan requests over HTTP, with a page.")(serve)
+app.add_typer(keys)
 
 
 def _show_plan(output: Output, found: Any, out: Path | None) -> None:

@@ -1,7 +1,31 @@
-"""Analyze, search, validate: the one path that Python, the command line and the service share."""
+"""Analyze, search, validate: the one path that Python, the command line and the service share.
 
-from autoshard.planner.checking import analyze, validate
-from autoshard.planner.plan import Plan
-from autoshard.planner.planning import estimate, optimize
+Names are imported when they are first used: a plan can be read, drawn and fetched without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autoshard.planner.checking import analyze, validate
+    from autoshard.planner.plan import Plan
+    from autoshard.planner.planning import estimate, optimize
+
+_HOME = {
+    "Plan": "autoshard.planner.plan",
+    "analyze": "autoshard.planner.checking",
+    "estimate": "autoshard.planner.planning",
+    "optimize": "autoshard.planner.planning",
+    "validate": "autoshard.planner.checking",
+}
 
 __all__ = ["Plan", "analyze", "estimate", "optimize", "validate"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'autoshard.planner' has no attribute {name!r}")
+    return getattr(import_module(home), name)
