@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+MessageOp = CollectiveOp | Literal["send_recv"]
+"""A collective, or a message from each member of a group to the next one."""
 Phase = Literal["forward", "backward"]
 
 
