@@ -23,6 +23,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -146,15 +147,14 @@ def read_row(number: int, row: Mapping[str, str]) -> Row:
         raise Unpriced(f"op {op!r} is not one of {', '.join(BUS)}")
     if not row["busbw_GBps"]:
         raise Unpriced("no bandwidth is given")
-    assumed: list[str] = []
-    cluster = cluster_of(row, assumed)
+    cluster, assumed = cluster_of(row["hardware"], row["nodes"], row["gpus"])
     if cluster.devices < 2:
         raise Unpriced("one device sends nothing")
     if row["bytes"]:
         num_bytes = int(float(row["bytes"]))
     else:
         num_bytes = LARGEST
-        assumed.append(f"size not stated: {LARGEST >> 30} GiB, where sweeps end")
+        assumed = (*assumed, f"size not stated: {LARGEST >> 30} GiB, where sweeps end")
     bus = BUS[op](cluster.devices) * num_bytes
     return Row(
         number=number,
@@ -164,18 +164,19 @@ def read_row(number: int, row: Mapping[str, str]) -> Row:
         num_bytes=num_bytes,
         measured_s=bus / (float(row["busbw_GBps"]) * 1e9),
         cluster=cluster,
-        assumed=tuple(assumed),
+        assumed=assumed,
     )
 
 
-def cluster_of(row: Mapping[str, str], assumed: list[str]) -> Cluster:
+@cache
+def cluster_of(text: str, node_count: str, device_count: str) -> tuple[Cluster, tuple[str, ...]]:
     """Preset's node, number of devices, and the link between nodes that a row names.
 
     Raises:
         Unpriced: hardware, or numbers of devices, that no preset describes.
     """
-    text = row["hardware"]
-    if not row["nodes"]:
+    assumed = []
+    if not node_count:
         raise Unpriced("the number of nodes is not given")
     alone = bool(re.search(r"1 NIC|sockets|1 GPU/node", text))
     preset = next((name for form, name in NODES if re.search(form, text)), None)
@@ -184,15 +185,15 @@ def cluster_of(row: Mapping[str, str], assumed: list[str]) -> Cluster:
             raise Unpriced(f"no preset describes {text!r}")
         preset = "h100"
         assumed.append("device not stated: H100, one a node")
-    if row["nodes"] == "multi":
+    if node_count == "multi":
         nodes = SOME_NODES
         assumed.append(f"number of nodes not stated: {SOME_NODES}")
     else:
-        nodes = int(row["nodes"])
+        nodes = int(node_count)
     found = Cluster.preset(preset)
     most = found.inside.devices or found.devices
-    if row["gpus"]:
-        devices = int(row["gpus"])
+    if device_count:
+        devices = int(device_count)
     else:
         devices = nodes if alone else nodes * found.devices_per_node
         assumed.append(f"number of devices not stated: {devices}")
@@ -201,7 +202,7 @@ def cluster_of(row: Mapping[str, str], assumed: list[str]) -> Cluster:
     if devices // nodes > most:
         raise Unpriced(f"{devices // nodes} devices a node; {preset} has at most {most}")
     try:
-        return _network(_nodes(found, nodes, devices), text)
+        return _network(_nodes(found, nodes, devices), text), tuple(assumed)
     except AutoshardError as error:
         raise Unpriced(str(error)) from error
 
@@ -260,171 +261,164 @@ def read(path: Path) -> tuple[list[Row], list[dict[str, Any]]]:
 
 # ---- constants ----------------------------------------------------------------------------------
 
-Find = Callable[[Cluster], float]
-Put = Callable[[Cluster, float], Cluster]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A figure that is fitted.
+    """A figure that is fitted, of a link (or of several that share it) or of a device.
 
     Attributes:
-        name: link or preset, and field.
+        owners: names of links, or of a device.
+        field: of the tier, dotted; or of the cluster.
         prior: what it is without any row: data sheet or NCCL's table.
-        find: the figure of a cluster; raises KeyError where the cluster does not have it.
-        put: a cluster with another figure.
+        most: what it cannot exceed: the wire.
     """
 
-    name: str
+    owners: tuple[str, ...]
+    field: str
     prior: float
-    find: Find
-    put: Put
+    most: float = math.inf
+
+    @property
+    def name(self) -> str:
+        """For a person."""
+        return f"{', '.join(self.owners)}: {self.field}"
+
+    def find(self, cluster: Cluster) -> float | None:
+        """The figure of a cluster, None where the cluster does not have it."""
+        if self.field == "collective_s":
+            return cluster.collective_s if cluster.device.name.startswith(self.owners) else None
+        titles = {links()[owner]["title"] for owner in self.owners}
+        for tier in cluster.tiers:
+            if tier.link in titles:
+                at: Any = tier
+                for part in self.field.split("."):
+                    at = None if at is None else getattr(at, part)
+                if at is not None:
+                    return float(at)
+        return None
+
+    def put(self, cluster: Cluster, value: float) -> Cluster:
+        """The cluster with another figure on every tier that has it."""
+        if self.field == "collective_s":
+            return replace(cluster, collective_s=value)
+        titles = {links()[owner]["title"] for owner in self.owners}
+        for i, tier in enumerate(cluster.tiers):
+            if tier.link not in titles:
+                continue
+            outer, _, inner = self.field.partition(".")
+            new: Any = value
+            if inner:
+                if tier.reduction is None:
+                    continue
+                new = replace(tier.reduction, **{inner: value})  # type: ignore[arg-type]
+            cluster = cluster.with_tier(i, replace(tier, **{outer: new}))
+        return cluster
 
 
-def _link_constant(link: str, field: str, prior: float) -> Constant:
-    title = links()[link]["title"]
-
-    def place(cluster: Cluster) -> int:
-        titles = [tier.link for tier in cluster.tiers]
-        if title not in titles:
-            raise KeyError(link)
-        return titles.index(title)
-
-    def find(cluster: Cluster) -> float:
-        tier: Any = cluster.tiers[place(cluster)]
-        for part in field.split("."):
-            tier = getattr(tier, part)
-            if tier is None:
-                raise KeyError(field)
-        return float(tier)
-
-    def put(cluster: Cluster, value: float) -> Cluster:
-        at = place(cluster)
-        tier = cluster.tiers[at]
-        if field.startswith("reduction."):
-            assert tier.reduction is not None
-            inner = replace(tier.reduction, **{field.partition(".")[2]: value})  # type: ignore[arg-type]
-            return cluster.with_tier(at, replace(tier, reduction=inner))
-        return cluster.with_tier(at, replace(tier, **{field: value}))  # type: ignore[arg-type]
-
-    return Constant(name=f"{link}.{field}", prior=prior, find=find, put=put)
+NVLINKS = ("nvlink2", "nvlink3", "nvlink4", "nvlink5", "nvlink5-rack")
+CABLES = ("ib-edr", "ib-hdr", "ib-ndr", "omni-path-100")
 
 
-def _start(kind: str, prior: float) -> Constant:
-    def find(cluster: Cluster) -> float:
-        if not cluster.device.name.startswith(kind):
-            raise KeyError(kind)
-        return cluster.collective_s
+def _bandwidth(link: str, wire: float, share: float) -> Constant:
+    """``share`` of the wire without any row, and never more than headers leave (97%)."""
+    return Constant(owners=(link,), field="bytes_per_second", prior=share * wire, most=0.97 * wire)
 
-    def put(cluster: Cluster, value: float) -> Cluster:
-        return replace(cluster, collective_s=value)
 
-    return Constant(name=f"{kind}.collective_s", prior=prior, find=find, put=put)
+def _sums(link: str, wire: float) -> tuple[Constant, Constant]:
+    rate, latency = "reduction.bytes_per_second", "reduction.latency_s"
+    return (
+        Constant(owners=(link,), field=rate, prior=0.85 * 0.8 * wire, most=wire),
+        Constant(owners=(link,), field=latency, prior=50e-6),
+    )
 
 
 def constants() -> list[Constant]:
     """What is fitted; everything else is frozen.
 
-    Priors: 80% of the wire inside a node, 95% of it between nodes, NCCL's table of latencies, its
-    7/9 for LL128 in a tree, and for sums by switches 85% of the links' sustained rate.
+    Priors: 80% of the wire inside a node, 95% of it between nodes, NCCL's table of latencies and
+    its 7/9 for LL128 in a tree, for sums by switches 85% of the links' sustained rate and twice
+    NCCL's 25 us, for latencies of networks that the table lacks 20 and 50 us. In the order in which
+    they are fitted: what one kind of row alone tells comes first.
     """
     return [
-        _link_constant(*given)
-        for given in (
-            ("nvlink2", "bytes_per_second", 0.8 * 150e9),
-            ("nvlink3", "bytes_per_second", 0.8 * 300e9),
-            ("nvlink4", "bytes_per_second", 0.8 * 450e9),
-            ("nvlink4", "latency_s", 1.2e-6),
-            ("nvlink4", "short_share", 7 / 9),
-            ("nvlink4", "reduction.bytes_per_second", 0.85 * 0.8 * 450e9),
-            ("nvlink4", "reduction.latency_s", 50e-6),
-            ("nvlink5", "bytes_per_second", 0.8 * 900e9),
-            ("nvlink5", "short_share", 7 / 9),
-            ("nvlink5", "reduction.bytes_per_second", 0.85 * 0.8 * 900e9),
-            ("nvlink5", "reduction.latency_s", 50e-6),
-            ("nvlink5-rack", "reduction.bytes_per_second", 0.85 * 0.8 * 900e9),
-            ("nvlink5-rack", "reduction.latency_s", 50e-6),
-            ("xgmi3", "bytes_per_second", 0.8 * 448e9),
-            ("pcie4", "bytes_per_second", 0.8 * 31e9),
-            ("pcie5", "bytes_per_second", 0.8 * 63e9),
-            ("ib-hdr", "bytes_per_second", 0.95 * 25e9),
-            ("ib-ndr", "bytes_per_second", 0.95 * 50e9),
-            ("ib-ndr", "bulk_latency_s", 9.6e-6),
-            ("efa-100", "bytes_per_second", 0.95 * 12.5e9),
-            ("efa-400", "bytes_per_second", 0.95 * 50e9),
-            ("efa-400", "latency_s", 20e-6),
-            ("efa-400", "bulk_latency_s", 50e-6),
-            ("efa-400", "short_share", 7 / 9),
-            ("tcpxo-200", "bytes_per_second", 0.95 * 25e9),
-            ("tcpxo-200", "latency_s", 20e-6),
-            ("tcpxo-200", "bulk_latency_s", 50e-6),
-            ("tcpxo-200", "short_share", 7 / 9),
-            ("omni-path-100", "bytes_per_second", 0.95 * 12.5e9),
-            ("ethernet-100", "bytes_per_second", 0.8 * 12.5e9),
-        )
-    ] + [_start("B200", 8.4e-6)]
+        Constant(owners=("B200",), field="collective_s", prior=8.4e-6),
+        Constant(owners=("efa-400", "efa-100"), field="latency_s", prior=20e-6),
+        Constant(owners=("tcpxo-200",), field="latency_s", prior=20e-6),
+        _bandwidth("nvlink2", 150e9, 0.8),
+        _bandwidth("nvlink3", 300e9, 0.8),
+        _bandwidth("nvlink4", 450e9, 0.8),
+        _bandwidth("nvlink5", 900e9, 0.8),
+        Constant(owners=(*NVLINKS, "efa-400"), field="short_share", prior=7 / 9, most=1.0),
+        *_sums("nvlink4", 450e9),
+        *_sums("nvlink5", 900e9),
+        *_sums("nvlink5-rack", 900e9),
+        _bandwidth("xgmi3", 448e9, 0.8),
+        _bandwidth("pcie4", 31e9, 0.8),
+        _bandwidth("pcie5", 63e9, 0.8),
+        _bandwidth("ib-hdr", 25e9, 0.95),
+        _bandwidth("ib-ndr", 50e9, 0.95),
+        Constant(owners=CABLES, field="bulk_latency_s", prior=9.6e-6),
+        _bandwidth("efa-100", 12.5e9, 0.95),
+        _bandwidth("efa-400", 50e9, 0.95),
+        Constant(owners=("efa-400", "efa-100"), field="bulk_latency_s", prior=50e-6),
+        _bandwidth("tcpxo-200", 25e9, 0.95),
+        Constant(owners=("tcpxo-200",), field="bulk_latency_s", prior=50e-6),
+        Constant(owners=("tcpxo-200",), field="short_share", prior=7 / 9, most=1.0),
+        _bandwidth("omni-path-100", 12.5e9, 0.95),
+        _bandwidth("ethernet-100", 12.5e9, 0.8),
+        Constant(owners=NVLINKS, field="latency_s", prior=1.2e-6),
+    ]
 
 
-def _with(cluster: Cluster, values: Mapping[str, tuple[Constant, float]]) -> Cluster:
-    for constant, value in values.values():
-        try:
-            constant.find(cluster)
-        except KeyError:
-            continue
-        cluster = constant.put(cluster, value)
+def _with(cluster: Cluster, values: Mapping[Constant, float]) -> Cluster:
+    for constant, value in values.items():
+        if constant.find(cluster) is not None:
+            cluster = constant.put(cluster, value)
     return cluster
 
 
-def fit(rows: Sequence[Row]) -> dict[str, float]:
+def fit(rows: Sequence[Row]) -> dict[Constant, float]:
     """Constants that bring prices nearest to the rows, each from its prior by coordinate descent.
 
-    The loss is the mean of |log(price / measured)|, in which a rounded figure of a small message
-    counts little, and a hundredth of |log(value / prior)|, so what no row tells stays where it was.
+    The loss is the sum of |log(price / measured)|, cut off at 2, so that a single broken row counts
+    little, and a hundredth of |log(value / prior)|, so what no row tells stays at its prior.
     """
-    known = constants()
-    values = {c.name: (c, c.prior) for c in known}
-    uses: dict[str, list[Row]] = {c.name: [] for c in known}
+    values = {c: c.prior for c in constants()}
+    clusters = {id(row.cluster): row.cluster for row in rows}
+    of: dict[int, list[Row]] = {}
     for row in rows:
-        for c in known:
-            try:
-                c.find(row.cluster)
-            except KeyError:
-                continue
-            uses[c.name].append(row)
+        of.setdefault(id(row.cluster), []).append(row)
+    uses = {
+        c: [key for key, cluster in clusters.items() if c.find(cluster) is not None] for c in values
+    }
 
-    def loss(name: str, value: float) -> float:
-        constant, _ = values[name]
-        trial = {**values, name: (constant, value)}
-        made: dict[int, Cluster] = {}
-        total = 0.0
-        for row in uses[name]:
-            key = id(row.cluster)
-            if key not in made:
-                made[key] = _with(row.cluster, trial)
-            off = abs(math.log(row.seconds(made[key]) / row.measured_s))
-            total += min(off, 1.0)
-        return total + 0.01 * abs(math.log(value / constant.prior))
+    def loss(constant: Constant, value: float) -> float:
+        trial = {**values, constant: value}
+        total = 0.01 * abs(math.log(value / constant.prior))
+        for key in uses[constant]:
+            cluster = _with(clusters[key], trial)
+            prices = cluster.collective_seconds((cluster.devices,))
+            for row in of[key]:
+                price = prices(row.op, (0,), row.num_bytes)
+                total += min(2.0, abs(math.log(price / row.measured_s)))
+        return total
 
     step = 0.3
-    while step > 0.004:
+    while step > 0.005:
         moved = False
-        for constant in known:
-            name = constant.name
-            if not uses[name]:
+        for constant in values:
+            if not uses[constant]:
                 continue
-            here = values[name][1]
-            best = loss(name, here)
-            for factor in (math.exp(step), math.exp(-step), math.exp(3 * step), math.exp(-3 * step)):
-                value = here * factor
-                if name.endswith("short_share") and value > 1:
-                    continue
-                found = loss(name, value)
-                if found < best - 1e-12:
+            here = values[constant]
+            best = loss(constant, here)
+            for steps in (1, -1, 3, -3):
+                value = min(here * math.exp(steps * step), constant.most)
+                if (found := loss(constant, value)) < best - 1e-9:
                     best, moved = found, True
-                    values[name] = (constant, value)
+                    values[constant] = value
         if not moved:
             step /= 2
-    return {name: value for name, (_, value) in values.items()}
+    return values
 
 
 # ---- errors -------------------------------------------------------------------------------------
@@ -510,14 +504,12 @@ def _row_document(p: Priced) -> dict[str, Any]:
 def leave_one_out(path: Path) -> dict[str, Any]:
     """Each publisher's rows under constants that were fitted without them."""
     rows, _ = read(path)
-    known = {c.name: c for c in constants()}
     out: dict[str, Any] = {}
     joined: list[Priced] = []
     for name in dict.fromkeys(row.publisher for row in rows):
         values = fit([row for row in rows if row.publisher != name])
-        given = {key: (known[key], value) for key, value in values.items()}
         found = [
-            Priced(row, row.seconds(_with(row.cluster, given)))
+            Priced(row, row.seconds(_with(row.cluster, values)))
             for row in rows
             if row.publisher == name
         ]
@@ -577,21 +569,11 @@ def _print_left_out(found: Mapping[str, Any]) -> None:
 
 def _print_fit(path: Path) -> None:
     rows, _ = read(path)
-    values = fit(rows)
-    for constant in constants():
-        used = {constant.find(r.cluster) for r in rows if _has(constant, r.cluster)}
-        print(
-            f"  {constant.name:40} prior {constant.prior:10.4g} fitted {values[constant.name]:10.4g}"
-            f"  in the presets {', '.join(f'{u:.4g}' for u in sorted(used))}"
-        )
-
-
-def _has(constant: Constant, cluster: Cluster) -> bool:
-    try:
-        constant.find(cluster)
-    except KeyError:
-        return False
-    return True
+    for constant, value in fit(rows).items():
+        found = {constant.find(row.cluster) for row in rows} - {None}
+        shown = ", ".join(f"{figure:.4g}" for figure in found)
+        print(f"  {constant.name}")
+        print(f"    prior {constant.prior:.4g}, fitted {value:.4g}, in the presets {shown}")
 
 
 def main(arguments: Sequence[str] = ()) -> None:

@@ -231,28 +231,19 @@ def _model_row(name: str, config: dict[str, object], count: int) -> str:
 
 def _cluster_table(name: str, cluster: object) -> str:
     """The preset's own figures: of ``local`` those of one process that has a core to itself."""
-    import tomllib
+    from autoshard.cluster import figures, preset_document
 
-    text = (ROOT / "autoshard" / "clusters" / f"{name}.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
-    flat: dict[str, object] = {}
-
-    def walk(prefix: str, value: object) -> None:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                walk(f"{prefix}.{key}" if prefix else key, inner)
-        elif isinstance(value, int | float):
-            flat[prefix] = value
-
-    walk("", {k: v for k, v in document.items() if k not in ("sources", "schema_version")})
+    document = preset_document(name)
+    tiers = document["tiers"]
     lines = [
-        f"{cluster.device.name}, nodes joined by {cluster.across.name}, inside a node "
-        f"{cluster.inside.name}.\n",
+        f"{cluster.device.name}; "
+        + ", ".join(f"{tier}: {given['link']}" for tier, given in tiers.items())
+        + ".\n",
         "| figure | value | source |",
         "|---|--:|---|",
     ]
-    for figure, value in flat.items():
-        if figure == "devices" or (name == "local" and figure == "device.memory_bytes"):
+    for figure, value in figures(document).items():
+        if name == "local" and figure == "device.memory_bytes":
             continue
         shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
         lines.append(f"| `{figure}` | {shown} | {_linked(document['sources'].get(figure, ''))} |")

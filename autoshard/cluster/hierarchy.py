@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,7 @@ def figures(document: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _check_tiers(tiers: tuple[Tier, ...]) -> None:
-    for inner, outer in zip(tiers, tiers[1:], strict=False):
+    for inner, outer in pairwise(tiers):
         if inner.devices is None or (outer.devices is not None and outer.devices % inner.devices):
             raise RequestError(
                 f"tier {outer.name} must hold whole units of tier {inner.name}: found "

@@ -168,7 +168,7 @@ def _level(crossed: Crossing, bulk: bool) -> _Level:
         below=crossed.below,
         latency_s=tier.bulk_latency_s if bulk else tier.latency_s,
         rate=tier.bytes_per_second * share * (1.0 if bulk else tier.short_share),
-        reduced=sums and (sums.bytes_per_second * share, sums.latency_s),
+        reduced=None if sums is None else (sums.bytes_per_second * share, sums.latency_s),
     )
 
 

@@ -162,13 +162,14 @@ def _tier(name: str, tiers: Mapping[str, Any]) -> Tier:
 
 def _algorithms(values: Mapping[str, Any]) -> tuple[Algorithm, ...]:
     found = values.get("algorithms")
-    known = isinstance(found, list | tuple) and found and all(a in ALGORITHMS for a in found)
-    if not known or "ring" not in found and "hierarchical" not in found:
+    names = found if isinstance(found, list | tuple) else ()
+    strange = any(a not in ALGORITHMS for a in names)
+    if strange or not any(a in ("ring", "hierarchical") for a in names):
         raise RequestError(
             "cluster document: algorithms must be a list of what the library of collectives has, "
             f"of {', '.join(ALGORITHMS)}, with ring or hierarchical at least; found {found!r}"
         )
-    return tuple(a for a in ALGORITHMS if a in found)
+    return tuple(a for a in ALGORITHMS if a in names)
 
 
 def _section(values: Mapping[str, Any], name: str, optional: bool = False) -> dict[str, Any]:
