@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from autoshard.cluster import ALIASES, Cluster, presets
+from autoshard.cluster import ALIASES, Cluster, figures, links, presets
 from autoshard.errors import MeshError, RequestError, UnknownNameError
-
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @pytest.mark.parametrize("name", presets())
@@ -29,10 +25,39 @@ def test_json_round_trip(name: str) -> None:
 
 
 def test_the_known_presets() -> None:
-    assert presets() == ("a100-40", "a100-80", "h100", "local")
+    assert set(presets()) == {
+        "a100-40",
+        "a100-80",
+        "a100-ethernet-100",
+        "ascend-910b",
+        "ascend-cloudmatrix384",
+        "b200",
+        "gb200",
+        "h100",
+        "h200",
+        "local",
+        "mi300x",
+        "pcie-gen4",
+        "pcie-gen5",
+        "tpu-v4",
+        "tpu-v5e",
+        "tpu-v5p",
+        "v100-dgx1",
+        "v100-dgx2",
+        "v100-ethernet-25",
+    }
     assert Cluster.preset("a100") == Cluster.preset("a100-80")
+    assert set(ALIASES.values()) <= set(presets())
     assert Cluster.preset("local").devices == 4
     assert Cluster.preset("h100").devices == 8
+
+
+@pytest.mark.parametrize("name", links())
+def test_each_figure_of_a_link_names_its_source(name: str) -> None:
+    link = links()[name]
+    named = set(figures({k: v for k, v in link.items() if k != "title"}))
+    assert named == set(link["sources"])
+    assert all(len(text) > 10 for text in link["sources"].values())
 
 
 def test_an_unknown_preset_lists_the_nearest() -> None:
@@ -67,110 +92,6 @@ def test_a_mesh_has_as_many_devices_as_the_cluster() -> None:
         Cluster.preset("h100", 8).collective_seconds((2, 2))
 
 
-GROUPS = [
-    # mesh, axes, (members, members in a node, nodes)
-    ((2, 8), (0,), (2, 1, 2)),
-    ((2, 8), (1,), (8, 8, 1)),
-    ((2, 8), (0, 1), (16, 8, 2)),
-    ((8, 2), (0,), (8, 4, 2)),
-    ((8, 2), (1,), (2, 2, 1)),
-    ((16,), (0,), (16, 8, 2)),
-    ((4, 2, 2), (0, 2), (8, 4, 2)),
-    ((4, 2, 2), (1, 2), (4, 4, 1)),
-]
-
-
-@pytest.mark.parametrize(("mesh", "axes", "expected"), GROUPS)
-def test_which_links_a_group_crosses(
-    mesh: tuple[int, ...], axes: tuple[int, ...], expected: tuple[int, int, int]
-) -> None:
-    assert Cluster.preset("h100", 16).collective_seconds(mesh).group(axes) == expected
-
-
-def test_large_messages_run_at_the_measured_bandwidth() -> None:
-    prices = Cluster.preset("h100", 32).collective_seconds((4, 8))
-    size = 1 << 34
-    inside = 2 * 7 / 8 * size / prices("all_reduce", (1,), size)
-    both = 2 * 31 / 32 * size / prices("all_reduce", (0, 1), size)
-    assert inside == pytest.approx(370e9, rel=0.01)
-    assert both == pytest.approx(370e9, rel=0.01)  # 8 cards of 47.5 GB/s carry more than NVLink
-    alone = 2 * 3 / 4 * size / prices("all_reduce", (0,), size)
-    assert alone == pytest.approx(47.5e9, rel=0.01)  # eight groups share eight cards
-
-
-def test_a_small_message_costs_what_was_measured() -> None:
-    seconds = Cluster.preset("h100", 8).collective_seconds((8,))("all_reduce", (0,), 1024)
-    assert seconds == pytest.approx(16e-6, rel=0.1)
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_a_group_of_one_costs_nothing(op: str) -> None:
-    prices = Cluster.preset("h100", 8).collective_seconds((1, 8))
-    assert prices(op, (0,), 1 << 20) == 0.0  # type: ignore[arg-type]
-
-
-MESHES = [(8,), (2, 4), (16,), (2, 8), (8, 2), (4, 2, 4)]
-
-
-@given(
-    op=st.sampled_from(OPS),
-    mesh=st.sampled_from(MESHES),
-    sizes=st.lists(st.integers(0, 1 << 36), min_size=2, max_size=2),
-    data=st.data(),
-)
-def test_more_bytes_never_cost_less(
-    op: str, mesh: tuple[int, ...], sizes: list[int], data: st.DataObject
-) -> None:
-    devices = 1
-    for size in mesh:
-        devices *= size
-    prices = Cluster.preset("a100", devices).collective_seconds(mesh)
-    axes = data.draw(st.sampled_from([(0,), (len(mesh) - 1,), tuple(range(len(mesh)))]))
-    small, large = sorted(sizes)
-    assert prices(op, axes, small) <= prices(op, axes, large)  # type: ignore[arg-type]
-
-
-@given(
-    op=st.sampled_from(OPS),
-    mesh=st.sampled_from(MESHES),
-    size=st.integers(0, 1 << 34),
-    factor=st.floats(1, 100),
-    field=st.sampled_from(["latency_s", "bytes_per_second"]),
-    tier=st.sampled_from(["inside", "across"]),
-)
-def test_slower_links_never_cost_less(
-    op: str, mesh: tuple[int, ...], size: int, factor: float, field: str, tier: str
-) -> None:
-    devices = 1
-    for n in mesh:
-        devices *= n
-    fast = Cluster.preset("a100", devices)
-    link = getattr(fast, tier)
-    change = factor if field == "latency_s" else 1 / factor
-    slow = replace(fast, **{tier: replace(link, **{field: getattr(link, field) * change})})
-    for axes in [(0,), tuple(range(len(mesh)))]:
-        before = fast.collective_seconds(mesh)(op, axes, size)  # type: ignore[arg-type]
-        assert before <= slow.collective_seconds(mesh)(op, axes, size) * (1 + 1e-12)  # type: ignore[arg-type]
-
-
-def test_arrays_of_sizes_cost_what_single_ones_do() -> None:
-    import numpy as np
-
-    prices = Cluster.preset("h100", 16).collective_seconds((2, 8))
-    sizes = np.array([0, 1, 10**3, 10**6, 10**9])
-    for op in OPS:
-        found = prices.many(op, (0, 1), sizes)  # type: ignore[arg-type]
-        assert found.tolist() == [prices(op, (0, 1), int(n)) for n in sizes]  # type: ignore[arg-type]
-
-
-def test_shared_cards_are_divided() -> None:
-    cluster = Cluster.preset("a100", 16)
-    shared = replace(cluster, across=replace(cluster.across, devices_per_card=2))
-    one = cluster.collective_seconds((2, 8))("all_reduce", (0,), 1 << 30)
-    two = shared.collective_seconds((2, 8))("all_reduce", (0,), 1 << 30)
-    assert two == pytest.approx(2 * one, rel=1e-3)
-
-
 def test_operators_are_bound_by_work_or_by_bytes() -> None:
     cluster = Cluster.preset("h100")
     launch = cluster.device.launch_s
@@ -199,8 +120,9 @@ def test_a_cluster_is_read_from_a_file(tmp_path: Path, suffix: str) -> None:
 BROKEN = [
     ("{", "Expecting property name"),
     ("{}", "its 'kind' is not 'autoshard.cluster'"),
-    ('{"kind": "autoshard.cluster", "schema_version": 9}', "of version 9"),
-    ('{"kind": "autoshard.cluster", "schema_version": 1}', "section 'device' is missing"),
+    ('{"kind": "autoshard.cluster", "schema_version": 9}', "of version 9; .* versions 1 and 2"),
+    ('{"kind": "autoshard.cluster", "schema_version": 2}', "section 'device' is missing"),
+    ('{"kind": "autoshard.cluster", "schema_version": 1}', "section 'inside' is missing"),
 ]
 
 
@@ -212,10 +134,149 @@ def test_a_broken_file_says_what_is_wrong(tmp_path: Path, text: str, message: st
         Cluster.load(path)
 
 
-def test_a_wrong_figure_names_its_field(tmp_path: Path) -> None:
+WRONG = [
+    ("node", "bytes_per_second", -1, r"tiers\.node\.bytes_per_second must be positive, found -1"),
+    (
+        "node",
+        "wires",
+        "star",
+        r"tiers\.node\.wires must be one of switch, mesh, ring, found 'star'",
+    ),
+    ("node", "short_share", 1.5, "tier node: short_share is a share"),
+    ("fabric", "link", 3, r"tiers\.fabric\.link must be a text"),
+    (
+        "fabric",
+        "devices",
+        12,
+        "tier fabric must hold whole units of tier node: found 12 devices of 8",
+    ),
+    (
+        "node",
+        "reduction",
+        {"latency_s": 0},
+        r"tiers\.node\.reduction\.bytes_per_second must be a num",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tier", "field", "value", "message"), WRONG)
+def test_a_wrong_figure_names_its_field(tier: str, field: str, value: object, message: str) -> None:
     document = Cluster.preset("h100").to_json()
-    document["inside"]["bytes_per_second"] = -1
-    with pytest.raises(RequestError, match=r"inside\.bytes_per_second must be positive, found -1"):
+    document["tiers"][tier][field] = value
+    with pytest.raises(RequestError, match=message):
         Cluster.from_json(document)
+
+
+@pytest.mark.parametrize("value", [None, [], ["tree"], ["ring", "star"], "ring"])
+def test_algorithms_are_of_a_list(value: object) -> None:
+    document = {**Cluster.preset("h100").to_json(), "algorithms": value}
+    with pytest.raises(RequestError, match="of ring, tree, hierarchical, with ring or hier"):
+        Cluster.from_json(document)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot read cluster"):
         Cluster.load(tmp_path / "absent.toml")
+
+
+def test_links_hold_only_so_many_devices() -> None:
+    document = Cluster.preset("h100").to_json()
+    del document["tiers"]["fabric"]
+    with pytest.raises(MeshError, match=r"links for at most 8 devices \(tier node\), asked for 16"):
+        Cluster.from_json(document).with_devices(16)
+
+
+def test_a_tier_that_names_a_known_link_gives_only_what_differs() -> None:
+    document = tomllib.loads(
+        """
+        kind = "autoshard.cluster"
+        schema_version = 2
+        name = "mine"
+        devices = 16
+        devices_per_node = 8
+        collective_s = 1e-5
+        reserve_bytes = 0
+        algorithms = ["ring"]
+        [device]
+        name = "X"
+        kind = "cuda"
+        efficiency = 0.8
+        memory_bytes = 1_000_000_000
+        memory_bytes_per_second = 1e12
+        memory_efficiency = 0.8
+        launch_s = 5e-6
+        peak_flops_per_second = { float32 = 1e13 }
+        [tiers.fabric]
+        link = "ib-ndr"
+        devices_per_card = 4
+        latency_s = 9e-6
+        [tiers.node]
+        link = "nvlink4"
+        devices = 8
+        """
+    )
+    cluster = Cluster.from_json(document)
+    assert [tier.name for tier in cluster.tiers] == ["node", "fabric"]  # whatever their order
+    assert cluster.across.bytes_per_second == links()["ib-ndr"]["bytes_per_second"]
+    assert (cluster.across.latency_s, cluster.across.devices_per_card) == (9e-6, 4)
+    assert "tiers.fabric.bytes_per_second" in cluster.sources
+    assert "tiers.fabric.latency_s" not in cluster.sources  # the file's own, without a source
+    document["tiers"]["fabric"] = {"link": "ib-ndx"}
+    with pytest.raises(RequestError, match=r"tiers\.fabric has no bytes_per_second .* ib-ndr"):
+        Cluster.from_json(document)
+
+
+VERSION_1 = {
+    "kind": "autoshard.cluster",
+    "schema_version": 1,
+    "name": "old",
+    "devices": 16,
+    "devices_per_node": 8,
+    "collective_s": 8.4e-6,
+    "reserve_bytes": 4_000_000_000,
+    "device": {
+        "name": "H100",
+        "kind": "cuda",
+        "efficiency": 0.73,
+        "memory_bytes": 80_000_000_000,
+        "memory_bytes_per_second": 3350e9,
+        "memory_efficiency": 0.85,
+        "launch_s": 5e-6,
+        "peak_flops_per_second": {"float32": 67e12, "bfloat16": 989e12},
+    },
+    "inside": {"name": "NVLink", "bytes_per_second": 370e9, "latency_s": 6e-7},
+    "across": {
+        "name": "InfiniBand",
+        "bytes_per_second": 47.5e9,
+        "latency_s": 4e-6,
+        "devices_per_card": 2,
+    },
+    "sources": {"inside.latency_s": "a table of latencies", "collective_s": "the same table"},
+}
+"""A document as the first version wrote it."""
+
+
+def test_a_document_of_version_1_is_read_as_what_it_said() -> None:
+    cluster = Cluster.from_json(VERSION_1)
+    node, fabric = cluster.tiers
+    assert (node.link, node.devices, node.devices_per_card) == ("NVLink", 8, 1)
+    assert (fabric.link, fabric.devices, fabric.devices_per_card) == ("InfiniBand", None, 2)
+    assert node.bulk_latency_s == node.latency_s == 6e-7
+    assert node.short_share == fabric.short_share == 1.0
+    assert cluster.sources["tiers.node.latency_s"] == "a table of latencies"
+    prices = cluster.collective_seconds((2, 8))
+    size = 1 << 34
+    inside = prices("all_gather", (1,), size)
+    assert 7 / 8 * size / inside == pytest.approx(370e9, rel=0.001)
+    across = prices("all_gather", (0,), size)
+    assert 1 / 2 * size / across == pytest.approx(47.5e9 / 2, rel=0.001)
+    assert Cluster.from_json(cluster.to_json()) == cluster
+
+
+def test_processes_of_version_1_still_share_their_machine() -> None:
+    link = {"name": "loopback", "bytes_per_second": 0.8e9, "latency_s": 150e-6}
+    device = {**VERSION_1["device"], "kind": "cpu"}  # type: ignore[dict-item]
+    old = {**VERSION_1, "device": device, "inside": link, "across": link, "devices_per_node": 16}
+    cluster = Cluster.from_json(old)
+    assert len(cluster.tiers) == 1
+    assert cluster.with_devices(64).devices_per_node == 64
