@@ -295,7 +295,7 @@ def test_dimensions_of_a_torus_add_their_links() -> None:
 
 
 def test_the_row_that_the_documentation_works_by_hand() -> None:
-    # 8 nodes of 8 H100, all_gather over 4 nodes, docs/cost-model.md.
+    # 4 nodes of 8 H100, all_gather over the nodes: docs/cost-model.md.
     cluster = Cluster.preset("h100", 32)
     found = seconds(cluster, (4, 8), "all_gather", (0,), 64 << 20)
     assert found == pytest.approx(8.4e-6 + 3 * 28.8e-6 + 3 / 4 * (64 << 20) / 47.5e9, rel=1e-12)
