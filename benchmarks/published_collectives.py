@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from autoshard.cluster import Cluster, Reduction, Tier, links
 from autoshard.errors import AutoshardError
+from autoshard.sharding.collective import MessageOp
 
 DATA = Path(__file__).parent / "data" / "published_collectives.csv"
 MIB = 1 << 20
@@ -37,7 +38,7 @@ LARGEST = 8 << 30
 SOME_NODES = 4
 """Nodes of a row that says only that there were several."""
 
-BUS = {
+BUS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda p: 2 * (p - 1) / p,
     "all_gather": lambda p: (p - 1) / p,
     "reduce_scatter": lambda p: (p - 1) / p,
@@ -105,7 +106,7 @@ class Row:
     number: int
     hardware: str
     source: str
-    op: str
+    op: MessageOp
     num_bytes: int
     measured_s: float
     cluster: Cluster
@@ -125,7 +126,7 @@ class Row:
         """What the planner says."""
         cluster = cluster or self.cluster
         prices = cluster.collective_seconds((cluster.devices,))
-        return prices(self.op, (0,), self.num_bytes)  # type: ignore[arg-type]
+        return prices(self.op, (0,), self.num_bytes)
 
 
 def publisher(source: str) -> str:
@@ -145,13 +146,12 @@ def read_row(number: int, row: Mapping[str, str]) -> Row:
     op = row["op"]
     if op not in BUS:
         raise Unpriced(f"op {op!r} is not one of {', '.join(BUS)}")
-    if not row["busbw_GBps"]:
-        raise Unpriced("no bandwidth is given")
+    bandwidth = _number("busbw_GBps", row["busbw_GBps"])
     cluster, assumed = cluster_of(row["hardware"], row["nodes"], row["gpus"])
     if cluster.devices < 2:
         raise Unpriced("one device sends nothing")
     if row["bytes"]:
-        num_bytes = int(float(row["bytes"]))
+        num_bytes = int(_number("bytes", row["bytes"]))
     else:
         num_bytes = LARGEST
         assumed = (*assumed, f"size not stated: {LARGEST >> 30} GiB, where sweeps end")
@@ -160,12 +160,22 @@ def read_row(number: int, row: Mapping[str, str]) -> Row:
         number=number,
         hardware=row["hardware"],
         source=row["source"],
-        op=op,
+        op=cast(MessageOp, op),
         num_bytes=num_bytes,
-        measured_s=bus / (float(row["busbw_GBps"]) * 1e9),
+        measured_s=bus / (bandwidth * 1e9),
         cluster=cluster,
         assumed=assumed,
     )
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise Unpriced(f"{name} is {text!r}, not a positive number")
+    return value
 
 
 @cache
@@ -176,8 +186,6 @@ def cluster_of(text: str, node_count: str, device_count: str) -> tuple[Cluster, 
         Unpriced: hardware, or numbers of devices, that no preset describes.
     """
     assumed = []
-    if not node_count:
-        raise Unpriced("the number of nodes is not given")
     alone = bool(re.search(r"1 NIC|sockets|1 GPU/node", text))
     preset = next((name for form, name in NODES if re.search(form, text)), None)
     if preset is None:
@@ -189,11 +197,11 @@ def cluster_of(text: str, node_count: str, device_count: str) -> tuple[Cluster, 
         nodes = SOME_NODES
         assumed.append(f"number of nodes not stated: {SOME_NODES}")
     else:
-        nodes = int(node_count)
+        nodes = int(_number("nodes", node_count))
     found = Cluster.preset(preset)
     most = found.inside.devices or found.devices
     if device_count:
-        devices = int(device_count)
+        devices = int(_number("gpus", device_count))
     else:
         devices = nodes if alone else nodes * found.devices_per_node
         assumed.append(f"number of devices not stated: {devices}")
@@ -201,6 +209,8 @@ def cluster_of(text: str, node_count: str, device_count: str) -> tuple[Cluster, 
         raise Unpriced(f"{devices} devices do not fill {nodes} nodes evenly")
     if devices // nodes > most:
         raise Unpriced(f"{devices // nodes} devices a node; {preset} has at most {most}")
+    if nodes > 1 and _link_of(text) is None and devices > most:
+        assumed.append(f"network not stated: {found.across.link}")
     try:
         return _network(_nodes(found, nodes, devices), text), tuple(assumed)
     except AutoshardError as error:
@@ -222,7 +232,7 @@ def _network(cluster: Cluster, text: str) -> Cluster:
     node, fabric = cluster.inside, cluster.across
     if re.search(r"NVLS off|NVLink4$|NVL4 ", text):
         node = replace(node, reduction=None)
-    if (link := next((n for form, n in CARDS if re.search(form, text)), None)) is not None:
+    if (link := _link_of(text)) is not None:
         fabric = _tier(fabric, link)
         per_node = cluster.devices_per_node
         cards = re.search(r"(\d+) ?x ?\d+ ?G", text)
@@ -232,6 +242,10 @@ def _network(cluster: Cluster, text: str) -> Cluster:
         rate = fabric.bytes_per_second
         fabric = replace(fabric, reduction=Reduction(bytes_per_second=rate, latency_s=0.0))
     return cluster.with_tier(0, node).with_tier(-1, fabric)
+
+
+def _link_of(text: str) -> str | None:
+    return next((name for form, name in CARDS if re.search(form, text)), None)
 
 
 def _tier(tier: Tier, link: str) -> Tier:
@@ -310,7 +324,7 @@ class Constant:
             if inner:
                 if tier.reduction is None:
                     continue
-                new = replace(tier.reduction, **{inner: value})  # type: ignore[arg-type]
+                new = replace(tier.reduction, **{inner: value})
             cluster = cluster.with_tier(i, replace(tier, **{outer: new}))
         return cluster
 

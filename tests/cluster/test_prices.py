@@ -61,7 +61,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         BASE,
         name="drawn",
         devices=devices,
-        devices_per_node=tiers[0].devices,
+        devices_per_node=tiers[0].devices or devices,
         tiers=tuple(tiers),
         algorithms=tuple(draw(st.sampled_from([ALGORITHMS, ("ring",), ("ring", "tree")]))),
         collective_s=draw(st.floats(0, 1e-4)),
@@ -160,15 +160,15 @@ def test_a_group_of_one_costs_nothing(where: Any, op: str, size: int) -> None:
 def test_arrays_of_sizes_cost_what_single_ones_do(where: Any, op: str, sizes: list[int]) -> None:
     cluster, mesh, axes = where
     prices = cluster.collective_seconds(mesh)
-    found = prices.many(op, axes, np.array(sizes))  # type: ignore[arg-type]
-    assert found.tolist() == [prices(op, axes, n) for n in sizes]  # type: ignore[arg-type]
+    found = prices.many(op, axes, np.array(sizes))
+    assert found.tolist() == [prices(op, axes, n) for n in sizes]
 
 
 @settings(max_examples=30, deadline=None)
 @given(where=placed(), op=st.sampled_from(OPS), size=SIZES)
 def test_only_lines_that_are_the_least_somewhere_are_kept(where: Any, op: str, size: int) -> None:
     cluster, mesh, axes = where
-    lines = cluster.collective_seconds(mesh).lines(op, axes)  # type: ignore[arg-type]
+    lines = cluster.collective_seconds(mesh).lines(op, axes)
     assert list(lines) == sorted(lines)
     slopes = [slope for _, slope in lines]
     assert slopes == sorted(slopes, reverse=True)
@@ -281,8 +281,8 @@ def test_dimensions_of_a_torus_add_their_links() -> None:
     cluster, size = Cluster.preset("tpu-v5p", 64), 1 << 34
 
     def rate(axes: tuple[int, ...]) -> float:
-        members = 4 ** len(axes)
-        moved = (members - 1) / members * size
+        members: int = 4 ** len(axes)
+        moved: float = (members - 1) / members * size
         return moved / seconds(cluster, (4, 4, 4), "all_gather", axes, size)
 
     assert rate((1, 2)) / rate((2,)) == pytest.approx(2, rel=0.01)

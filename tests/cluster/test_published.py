@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published_collectives import DATA, Unpriced, main, read, read_row, report
+from benchmarks.published_collectives import (
+    DATA,
+    Unpriced,
+    fit,
+    main,
+    read,
+    read_row,
+    report,
+)
 
 ROW = {
     "hardware": "H100-80GB-SXM (8x400Gb)",
@@ -62,8 +70,10 @@ def test_a_measured_time_follows_from_the_bus_bandwidth() -> None:
 
 BROKEN = [
     ({"op": "gather"}, "op 'gather' is not one of all_reduce"),
-    ({"busbw_GBps": ""}, "no bandwidth"),
-    ({"nodes": ""}, "number of nodes"),
+    ({"busbw_GBps": ""}, "busbw_GBps is '', not a positive number"),
+    ({"busbw_GBps": "0"}, "busbw_GBps is '0', not a positive number"),
+    ({"bytes": "many"}, "bytes is 'many', not a positive number"),
+    ({"nodes": ""}, "nodes is '', not a positive number"),
     ({"nodes": "3"}, "32 devices do not fill 3 nodes"),
     ({"nodes": "1"}, "32 devices a node; h100 has at most 8"),
     ({"nodes": "1", "gpus": "1"}, "one device sends nothing"),
@@ -84,3 +94,12 @@ def test_the_document_has_what_the_tables_show(capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "MI300X (xGMI): all_reduce, 2 devices" in text
     assert "not priced: 0" in text
+
+
+def test_a_fit_finds_what_rows_tell_and_leaves_the_rest_at_its_prior() -> None:
+    rings = {**ROW, "hardware": "H100 NVLink4", "nodes": "1", "gpus": "8", "op": "all_gather"}
+    rows = [read_row(i, {**rings, "busbw_GBps": "300", "bytes": str(1 << 34)}) for i in range(3)]
+    found = {constant.name: (constant.prior, value) for constant, value in fit(rows).items()}
+    assert found["nvlink4: bytes_per_second"][1] == pytest.approx(300e9, rel=0.02)
+    prior, value = found["ib-ndr: bytes_per_second"]
+    assert value == prior
