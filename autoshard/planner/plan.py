@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
@@ -97,6 +98,29 @@ class Plan(PlanDocument):
         from autoshard.assemble import program_of
 
         return program_of(self.captured(model).graph, self)
+
+    def trace(self, model: nn.Module | str | None = None) -> dict[str, Any]:
+        """The predicted timeline of one step, as a Chrome trace document.
+
+        The form is that of a measured one (``AUTOSHARD_TRACE_COMM=1``), so Perfetto shows both side
+        by side; see :mod:`autoshard.planner.timeline`.
+
+        Args:
+            model: the model, where the plan does not remember it.
+        """
+        from autoshard.planner.timeline import predicted_trace
+
+        return predicted_trace(self.captured(model).graph, self)
+
+    def save_trace(self, path: str | Path, model: nn.Module | str | None = None) -> None:
+        """Write :meth:`trace` as JSON; compressed where ``path`` ends in ``.gz``.
+
+        Raises:
+            RequestError: it cannot be written.
+        """
+        from autoshard.planner.timeline import save_trace
+
+        save_trace(self.trace(model), path)
 
     def validate(  # type: ignore[override]  # pydantic has a deprecated method of that name
         self,
