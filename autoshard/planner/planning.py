@@ -56,6 +56,7 @@ def optimize(
     seed: int = 0,
     storage: str | None = None,
     validate: Validate = "none",
+    captured: Captured | None = None,
     progress: bool | Callable[[str], None] | None = True,
 ) -> Plan:
     """Find the fastest way to shard a model over a cluster.
@@ -78,6 +79,7 @@ def optimize(
         seed: same seed, same plan.
         storage: URL of an Optuna storage that keeps the trials.
         validate: ``dry-run`` or ``run`` to check the plan before it is returned.
+        captured: the model at this very batch, length and dtype, where it was captured before.
         progress: True: lines on stderr where it is a terminal; or called with each line.
 
     Raises:
@@ -91,7 +93,7 @@ def optimize(
     request = _Request.read(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, trials, say
     )
-    captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
+    captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
     from autoshard.search import search
 
     def regraph(batch: int) -> ModelGraph:
@@ -143,6 +145,7 @@ def estimate(
     strategy: str = "auto",
     memory_limit_bytes: int | None = None,
     seed: int = 0,
+    captured: Captured | None = None,
     progress: bool | Callable[[str], None] | None = True,
 ) -> Plan:
     """What a model costs on one given mesh; arguments as :func:`optimize`.
@@ -153,7 +156,7 @@ def estimate(
     request = _Request.read(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, None, say
     )
-    captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
+    captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
     from autoshard.search import Configuration, solve
 
     say(f"pricing {len(captured.graph.nodes)} operators")
