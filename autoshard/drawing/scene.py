@@ -11,6 +11,7 @@ from typing import Literal
 Anchor = Literal["start", "middle", "end"]
 Color = str
 """``#rrggbb``."""
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,18 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A line through points; closed and filled it is an area."""
+
+    points: tuple[Point, ...]
+    stroke: Color | None = None
+    width: float = 1.0
+    fill: Color | None = None
+    dashed: bool = False
+    tip: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Circle:
     """A disc."""
 
@@ -58,7 +71,10 @@ class Circle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """One line of text; ``y`` is its baseline."""
+    """One line of text; ``y`` is its baseline.
+
+    ``turned`` stands it upright, read from below: it then runs up from (x, y).
+    """
 
     x: float
     y: float
@@ -68,9 +84,19 @@ class Text:
     color: Color = "#1f2933"
     bold: bool = False
     halo: bool = False
+    turned: bool = False
+
+    def box(self) -> tuple[float, float, float, float]:
+        """About where it is: left, top, right, bottom."""
+        width = text_width(self.text, self.size) * (1.05 if self.bold else 1.0)
+        before = {"start": 0.0, "middle": width / 2, "end": width}[self.anchor]
+        up, down = 0.78 * self.size, 0.22 * self.size
+        if self.turned:
+            return self.x - up, self.y + before - width, self.x + down, self.y + before
+        return self.x - before, self.y - up, self.x - before + width, self.y + down
 
 
-Shape = Rect | Line | Circle | Text
+Shape = Rect | Line | Path | Circle | Text
 
 
 @dataclass(slots=True)
@@ -97,4 +123,21 @@ def text_width(text: str, size: float) -> float:
     """About how wide a text is; no font is at hand where a picture is laid out."""
     narrow = sum(c in "iljtfr.,:;|!'()[] 1" for c in text)
     wide = sum(c in "mwMW@%" for c in text)
-    return size * (0.56 * (len(text) - narrow - wide) + 0.32 * narrow + 0.86 * wide)
+    full = sum(ord(c) >= 0x1100 for c in text)  # scripts that are as wide as they are high
+    rest = len(text) - narrow - wide - full
+    return size * (0.56 * rest + 0.32 * narrow + 0.86 * wide + 1.05 * full)
+
+
+def shortened(text: str, size: float, width: float) -> str:
+    """``text``, cut in the middle with an ellipsis where it is wider than ``width``."""
+    if text_width(text, size) <= width:
+        return text
+    keep = len(text) - 1
+    while keep > 2 and text_width(_cut(text, keep), size) > width:
+        keep -= 1
+    return _cut(text, keep)
+
+
+def _cut(text: str, keep: int) -> str:
+    head = -(-keep // 2)
+    return f"{text[:head].rstrip()}…{text[len(text) - keep + head :].lstrip()}"
