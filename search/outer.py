@@ -38,8 +38,27 @@ EXHAUSTIVE = 200
 Pins = Mapping[str, Mapping[str, State]]
 """Parameter's dotted name -> its state on each axis by name; ``R`` on axes that are not named."""
 
-Progress = Callable[[int, int, str], None]
-"""(done, total, what was just priced)."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far a search is.
+
+    Attributes:
+        done: configurations that were priced.
+        total: how many will be.
+        label: what was priced just now.
+        best_label: the fastest so far that fits, or None.
+        best_step_time_s: its time.
+    """
+
+    done: int
+    total: int
+    label: str
+    best_label: str | None
+    best_step_time_s: float | None
+
+
+Progress = Callable[[Standing], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +337,22 @@ class _Outer:
                 _record(trial, found, solution)
                 study.tell(trial, solution.step_time.total_s)
                 if progress is not None:
-                    progress(len(self.priced), total, found.label)
+                    progress(self.standing(total, found))
         finally:
             optuna.logging.set_verbosity(verbosity)
         return study
+
+    def standing(self, total: int, found: Configuration) -> Standing:
+        """How far the search is, now that ``found`` is priced."""
+        fitting = {c: s.step_time.total_s for c, s in self.priced.items() if s.fits}
+        best = min(fitting, key=lambda c: fitting[c], default=None)
+        return Standing(
+            done=len(self.priced),
+            total=total,
+            label=found.label,
+            best_label=None if best is None else best.label,
+            best_step_time_s=None if best is None else fitting[best],
+        )
 
     def _name(self, space: Sequence[Configuration]) -> str:
         """Name in a storage: searches of the same space for the same thing share a study."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autoshard.analyzer import Captured
-    from autoshard.search import Solution
+    from autoshard.search import Solution, Standing
 
 TIGHT = 0.03
 """Share of the memory below which a plan warns that little is to spare (assumed)."""
@@ -58,6 +58,7 @@ def optimize(
     validate: Validate = "none",
     captured: Captured | None = None,
     progress: bool | Callable[[str], None] | None = True,
+    watch: Callable[[Standing], None] | None = None,
 ) -> Plan:
     """Find the fastest way to shard a model over a cluster.
 
@@ -81,6 +82,7 @@ def optimize(
         validate: ``dry-run`` or ``run`` to check the plan before it is returned.
         captured: the model at this very batch, length and dtype, where it was captured before.
         progress: True: lines on stderr where it is a terminal; or called with each line.
+        watch: told after each configuration how far the search is, and the fastest so far.
 
     Raises:
         RequestError: the request is wrong; says where and what would be right.
@@ -95,6 +97,11 @@ def optimize(
     )
     captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
     from autoshard.search import search
+
+    def told(standing: Standing) -> None:
+        say(f"priced {standing.done}/{standing.total}: {standing.label}")
+        if watch is not None:
+            watch(standing)
 
     def regraph(batch: int) -> ModelGraph:
         return capture(
@@ -113,7 +120,7 @@ def optimize(
         trials=trials,
         seed=seed,
         storage=storage,
-        progress=lambda done, total, what: say(f"priced {done}/{total}: {what}"),
+        progress=told,
         regraph=regraph if example_inputs is None else None,
     )
     plan = _plan(
