@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from autoshard.sharding.mesh import DeviceMesh
     from autoshard.sharding.registry import sharding_rule
     from autoshard.sharding.spec import P, PartitionSpec, ShardingSpec
+    from autoshard.sweeps import sweep
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ _HOME = {
     "profiler": "autoshard.runtime.watch",
     "sharding_rule": "autoshard.sharding.registry",
     "spmd": "autoshard.runtime.spmd",
+    "sweep": "autoshard.sweeps",
     "validate": "autoshard.planner",
 }
 """Module that each public name comes from."""
@@ -92,6 +94,7 @@ __all__ = [
     "profiler",
     "sharding_rule",
     "spmd",
+    "sweep",
     "validate",
 ]
 

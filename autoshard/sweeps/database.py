@@ -100,11 +100,7 @@ class Database:
         self.url = url.render_as_string(hide_password=False)
         self._sqlite = url.get_backend_name() == "sqlite"
         self.shown = str(url.database) if self._sqlite else url.render_as_string()
-        if (
-            url.get_backend_name() == "sqlite"
-            and not create
-            and not Path(f"{self.shown}").is_file()
-        ):
+        if self._sqlite and not create and not Path(self.shown).is_file():
             raise RequestError(f"there is no file {self.shown}; run a sweep first")
         try:
             self._engine = _engine(url)

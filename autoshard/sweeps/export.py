@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -32,7 +30,7 @@ def check_format(path: str | Path) -> str:
 
 
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:
-    """Write rows to a file, whole or not at all; its ending says how.
+    """Write rows to a file; its ending says how.
 
     Raises:
         RequestError: another ending than ``FORMATS``, or the file cannot be written.
@@ -44,19 +42,8 @@ def write_rows(rows: Sequence[Row], path: str | Path) -> None:
         content = json.dumps([r.to_json() for r in rows], indent=1).encode() + b"\n"
     else:
         content = _parquet(rows)
-    target = Path(path)
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with open(handle, "wb") as file:
-                file.write(content)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        Path(path).write_bytes(content)
     except OSError as error:
         raise RequestError(f"cannot write {path}: {error.strerror}; name another file") from error
 

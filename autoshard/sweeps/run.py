@@ -66,7 +66,7 @@ def sweep(
     lease_s: float = LEASE_S,
     progress: bool | Progress | None = True,
 ) -> SweepResult:
-    """Plan, price or measure every point of a sweep; what is in the store already is not done again.
+    """Plan, price or measure every point of a sweep that its store does not have yet.
 
     Call it again after an interruption, or on several machines with one PostgreSQL at the same
     time: each point is done once. A point that fails keeps its error and the sweep goes on.
@@ -170,16 +170,12 @@ def _run(
 ) -> None:
     """Have all points finished."""
 
-    def tick() -> Counts:
-        counts = store.counts(sweep_id)
-        progress(counts, store.last_finished(sweep_id))
-        return counts
+    def tick() -> None:
+        progress(store.counts(sweep_id), store.last_finished(sweep_id))
 
-    counts = tick()
-    if counts.finished == counts.total:
-        return
-    if workers == 1:
-        work(store, sweep_id, studies=studies, tick=lambda: void(tick()))
+    counts = store.counts(sweep_id)
+    if workers == 1 and counts.finished < counts.total:
+        work(store, sweep_id, studies=studies, tick=tick)
         return
     told = {
         "path": [p or os.getcwd() for p in sys.path],
@@ -194,9 +190,10 @@ def _run(
             while len(running) < min(workers, counts.total - counts.finished):
                 running.append(_start(told))
             time.sleep(POLL_S)
-            counts = tick()
+            counts = store.counts(sweep_id)
+            tick()
             gone = [p for p in running if p.poll() is not None]
-            running[:] = [p for p in running if p.poll() is None]
+            running[:] = [p for p in running if p not in gone]
             if counts.finished > before:
                 deaths, before = 0, counts.finished
             deaths += sum(p.returncode != 0 for p in gone)
@@ -205,10 +202,6 @@ def _run(
                     f"{deaths} workers died in a row (last exit status: {gone[-1].returncode}); "
                     "what they wrote stands above"
                 )
-
-
-def void(value: object) -> None:
-    """Drop a result."""
 
 
 def _start(told: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -239,14 +232,17 @@ def _processes() -> Iterator[list[subprocess.Popen[bytes]]]:
     running: list[subprocess.Popen[bytes]] = []
     try:
         yield running
+    except BaseException:
+        for process in running:
+            process.terminate()  # gives its point back
+        raise
     finally:
         deadline = time.monotonic() + GRACE_S
-        for process in running:  # a terminal has interrupted them as well; done ones end alone
+        for process in running:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for process in running:
-            if process.stdin is not None:
-                process.stdin.close()
+            assert process.stdin is not None
+            process.stdin.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -91,6 +92,9 @@ def main() -> int:
     """The process of one worker."""
     told: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     sys.path[:] = told["path"]
+    # A terminal interrupts the starter too, which then ends its workers: one signal, not two.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _leave_with_the_starter()
     store = Store(told["store"], create=False, lease_s=told["lease_s"])
     try:
