@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autoshard.analyzer import Captured
+    from autoshard.exports import Export
     from autoshard.program import Program
     from autoshard.runtime.lower import LoweredModule
     from autoshard.validation import DryRunReport, ValidationReport
@@ -121,6 +122,23 @@ class Plan(PlanDocument):
         from autoshard.planner.timeline import save_trace
 
         save_trace(self.trace(model), path)
+
+    def export(self, target: str, model: nn.Module | str | None = None) -> Export:
+        """The plan as another tool's own files: code, a recipe, flags or a configuration.
+
+        Args:
+            target: one of :data:`autoshard.exports.TARGETS`: ``dtensor``, ``torchtitan``,
+                ``megatron``, ``deepspeed``, ``accelerate``, ``hf``, ``jax``, ``torchrun``,
+                ``slurm``.
+            model: the model, where the plan does not remember it.
+
+        Raises:
+            UnknownNameError: no such target.
+            ExportUnsupported: the target cannot express the plan; names what would be lost.
+        """
+        from autoshard.exports import export
+
+        return export(self, target, lambda: self.program(model))
 
     def validate(  # type: ignore[override]  # pydantic has a deprecated method of that name
         self,
