@@ -77,7 +77,7 @@ class Output:
     @contextmanager
     def progress(self, first: str) -> Iterator[Reporter]:
         """A reporter that has already said ``first``; torch is loaded only after that."""
-        with _stdout_kept() if self.as_json else nullcontext():
+        with stdout_kept() if self.as_json else nullcontext():
             yield from self._progress(first)
 
     def _progress(self, first: str) -> Iterator[Reporter]:
@@ -125,7 +125,7 @@ class Output:
 
 
 @contextmanager
-def _stdout_kept() -> Iterator[None]:
+def stdout_kept() -> Iterator[None]:
     """Whatever a model's code or another process prints meanwhile goes to stderr instead."""
     sys.stdout.flush()
     try:
