@@ -28,6 +28,7 @@ from autoshard.runtime.eager.choose import Chooser
 from autoshard.runtime.eager.customs import Customs
 from autoshard.runtime.eager.engine import Engine, Mode, engine_of
 from autoshard.runtime.eager.handlers import grad_meta
+from autoshard.runtime.eager.known import remember
 from autoshard.runtime.eager.optimizers import Stepping
 from autoshard.runtime.eager.patches import current_engine, patched
 from autoshard.runtime.eager.tags import Meta, meta_of, set_meta
@@ -330,6 +331,8 @@ class _Session:
         _fit(layout, tuple(value.shape))
         shard = self._take(whole, layout).requires_grad_(whole.requires_grad)
         set_meta(shard, Meta(layout, tuple(value.shape)))
+        if whole.device == shard.device:
+            remember(shard, whole)
         return shard
 
     def _enter_module(self, module: nn.Module, layouts: Mapping[str, Layout]) -> None:
