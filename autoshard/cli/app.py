@@ -18,6 +18,7 @@ import typer
 from autoshard.cli.options import given, parse_bytes, writable
 from autoshard.cli.output import Output, guarded
 from autoshard.cli.serve import keys, serve
+from autoshard.cli.sweep import results, sweep
 from autoshard.cli.trace import trace
 from autoshard.cli.visualize import visualize
 from autoshard.errors import InfeasibleError, RequestError, ValidationError
@@ -389,6 +390,8 @@ def validate(
         raise failed
 
 
+app.command(short_help="Plan, price or measure many points.")(sweep)
+app.command(short_help="Show or write the rows of a sweep.")(results)
 app.command(short_help="Draw a trace of communication.")(visualize)
 app.command(short_help="Write the predicted timeline of a plan.")(trace)
 app.command(short_help="Answer plan requests over HTTP, with a page.")(serve)
