@@ -115,9 +115,17 @@ class Output:
         """The one document of a ``--json`` command."""
         print(text, flush=True)
 
-    def table(self, renderable: Any) -> None:
-        """A result for people."""
-        self._console(stderr=False).print(renderable)
+    def table(self, renderable: Any, *, piped_width: int | None = None) -> None:
+        """A result for people.
+
+        Args:
+            renderable: what rich can print.
+            piped_width: columns that a wide table may take where no terminal limits them.
+        """
+        console = self._console(stderr=False)
+        if piped_width is not None and not console.is_terminal:
+            console.width = piped_width
+        console.print(renderable)
 
     def say(self, message: str) -> None:
         """A line for people, on stderr."""

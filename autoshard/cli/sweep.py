@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from autoshard.sweeps import Row, Sweep
     from autoshard.sweeps.store import Counts
 
+WIDE = 240
+"""Columns of a table of rows in a file or a pipe."""
+
 Out = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Write the rows there: .csv, .parquet or .json."),
@@ -142,7 +145,7 @@ def _show(output: Output, document: dict[str, Any], rows: Sequence[Row], out: Pa
     if output.as_json:
         output.document(json.dumps(document))
     else:
-        output.table(_table(rows))
+        output.table(_table(rows), piped_width=WIDE)
     if out is not None:
         output.say(f"written to {out}")
 
@@ -158,7 +161,7 @@ def _list(output: Output, found: Sweep) -> None:
         table = Table("", "mode", "point", box=None, pad_edge=False)
         for index, point in enumerate(points):
             table.add_row(str(index + 1), point["mode"], point["point"])
-        output.table(table)
+        output.table(table, piped_width=WIDE)
     for note in found.notes:
         output.say(note)
     output.say(f"{len(points)} points")
