@@ -161,10 +161,8 @@ def _text(reading: Reading) -> str:
         used = [c for c in ("ColwiseParallel", "RowwiseParallel") if any(c in s for s in lines)]
         if any("Replicate()" in line for line in lines):
             imports.append("from torch.distributed.tensor import Replicate")
-        imports.append(
-            "from torch.distributed.tensor.parallel import "
-            + ", ".join([*used, "ParallelStyle", "parallelize_module"])
-        )
+        imported = "".join(f"    {n},\n" for n in [*used, "ParallelStyle", "parallelize_module"])
+        imports.append(f"from torch.distributed.tensor.parallel import (\n{imported})")
         tables.append(_block("STYLES", lines, "{}", "dict[str, ParallelStyle]"))
     if sharded and reading.units:
         tables.append(_block("BLOCKS", _units(reading), "()", "tuple[str, ...]"))
@@ -183,20 +181,19 @@ def _text(reading: Reading) -> str:
         body.append('    parallelize_module(model, mesh["tp"], STYLES)')
     if sharded:
         axes = '"dp_replicate", "dp_shard"' if reading.replicate > 1 else '"dp_shard"'
-        options = [f"mesh=mesh[{axes}]", f"reshard_after_forward={reading.reshards}"]
+        body.append(f"    data = mesh[{axes}]")
+        options = f"mesh=data, reshard_after_forward={reading.reshards}"
         if plan.dtype in HALVES:
-            body.append(
-                f"    policy = MixedPrecisionPolicy(param_dtype=torch.{plan.dtype}, "
-                f"reduce_dtype=torch.{plan.dtype})"
-            )
-            options.append("mp_policy=policy")
-        call = ", ".join(options)
+            dtype = f"torch.{plan.dtype}"
+            body.append(f"    mp = MixedPrecisionPolicy(param_dtype={dtype}, reduce_dtype={dtype})")
+            options += ", mp_policy=mp"
         if reading.units:
             body.append("    for name in BLOCKS:")
-            body.append(f"        fully_shard(model.get_submodule(name), {call})")
-        body.append(f"    fully_shard(model, {call})")
+            body.append("        block = model.get_submodule(name)")
+            body.append(f"        fully_shard(block, {options})")
+        body.append(f"    fully_shard(model, {options})")
     float32 = (
-        "The model is to hold float32 parameters: fully_shard computes in "
+        "\nThe model is to hold float32 parameters: fully_shard computes in "
         f"{plan.dtype} from them.\n"
         if sharded and plan.dtype in HALVES
         else ""
@@ -210,15 +207,13 @@ For torch 2.13. On every rank, before the optimizer is made, with the same weigh
     outputs = model(**local_batch(batch, mesh))
 
     {torchrun(plan.cluster, reading.devices)}
-
 {float32}"""
 
 {newline.join(imports)}
 
 AXES = ("dp_replicate", "dp_shard", "tp")
 GLOBAL_BATCH = {plan.global_batch}
-{newline.join(tables)}
-
+{newline.join(tables)}{newline if tables else ""}
 
 def make_mesh(device_type: str = "cuda") -> DeviceMesh:
     """Replicas x shards x tensor: {reading.replicate} x {reading.shard} x {reading.tensor}."""
@@ -234,17 +229,14 @@ def parallelize(
     return model, mesh
 
 
-def local_batch(
-    batch: dict[str, torch.Tensor], mesh: DeviceMesh
-) -> dict[str, torch.Tensor]:
+def local_batch(batch: dict[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, torch.Tensor]:
     """This rank's samples of a global batch; what has no sample dim stays whole."""
     replica, shard = mesh.get_local_rank("dp_replicate"), mesh.get_local_rank("dp_shard")
-    each = GLOBAL_BATCH // {reading.data}
-    start = (replica * {reading.shard} + shard) * each
-    return {{
-        name: value[start : start + each]
-        if value.dim() and value.shape[0] == GLOBAL_BATCH
-        else value
-        for name, value in batch.items()
-    }}
+    start = (replica * {reading.shard} + shard) * {reading.local_batch}
+
+    def own(value: torch.Tensor) -> torch.Tensor:
+        has_samples = value.dim() > 0 and value.shape[0] == GLOBAL_BATCH
+        return value[start : start + {reading.local_batch}] if has_samples else value
+
+    return {{name: own(value) for name, value in batch.items()}}
 '''
