@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import anyio.to_thread
 from fastapi import FastAPI
@@ -23,6 +22,7 @@ from autoshard.api.routes import health, jobs, page, plans, presets
 from autoshard.api.service import Service, context_of
 from autoshard.api.settings import Settings
 from autoshard.api.store import Store
+from autoshard.api.worker.supervisor import Supervisor
 
 ROUTERS = (plans.router, jobs.router, presets.router, health.router, page.router)
 
@@ -40,12 +40,11 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     """
     opened = Store.open(settings.database) if store is None else store
     service = Service(settings, opened)
-    supervisor = _supervisor(settings)
+    supervisor = Supervisor(settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if supervisor is not None:
-            supervisor.start()
+        supervisor.start()
         watching = asyncio.create_task(service.hub.run())
         try:
             yield
@@ -54,8 +53,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
             watching.cancel()
             with suppress(asyncio.CancelledError):
                 await watching
-            if supervisor is not None:
-                await anyio.to_thread.run_sync(supervisor.stop, settings.drain_s)
+            await anyio.to_thread.run_sync(supervisor.stop, settings.drain_s)
             if store is None:
                 opened.close()
 
@@ -77,14 +75,6 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     described = openapi.describe(app, settings.keys_required)
     app.openapi = lambda: described  # type: ignore[method-assign]  # FastAPI's documented way
     return app
-
-
-def _supervisor(settings: Settings) -> Any:
-    if not settings.workers:
-        return None
-    from autoshard.api.worker.supervisor import Supervisor
-
-    return Supervisor(settings)
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

@@ -119,8 +119,6 @@ class _Server(uvicorn.Server):
         app.state.service.drain()
         log.logger().info("draining")
         try:
-            if app.state.supervisor is not None:
-                drain_s = app.state.service.settings.drain_s
-                await asyncio.to_thread(app.state.supervisor.stop, drain_s)
+            await asyncio.to_thread(app.state.supervisor.stop, app.state.service.settings.drain_s)
         finally:
             self.should_exit = True
