@@ -82,7 +82,9 @@ def _leave_with_the_starter() -> None:
     """End this process when its input ends."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        # Not through sys.stdin, whose lock the end of the interpreter would wait for.
+        while os.read(0, 4096):
+            pass
         os._exit(1)
 
     threading.Thread(target=wait, name="autoshard-sweep-starter", daemon=True).start()
