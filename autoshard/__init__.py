@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from autoshard.errors import (
         AutoshardError,
         CaptureError,
+        ExportUnsupported,
         InfeasibleError,
         InputError,
         MeshError,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         ValidationError,
     )
     from autoshard.graph import ModelGraph
-    from autoshard.planner import Plan, analyze, estimate, optimize, validate
+    from autoshard.planner import Plan, analyze, estimate, from_export, optimize, validate
     from autoshard.sharding.mesh import DeviceMesh
     from autoshard.sharding.registry import sharding_rule
     from autoshard.sharding.spec import P, PartitionSpec, ShardingSpec
@@ -40,6 +41,7 @@ _HOME = {
     "Client": "autoshard.client",
     "Cluster": "autoshard.cluster",
     "DeviceMesh": "autoshard.sharding.mesh",
+    "ExportUnsupported": "autoshard.errors",
     "InfeasibleError": "autoshard.errors",
     "InputError": "autoshard.errors",
     "MeshError": "autoshard.errors",
@@ -56,6 +58,7 @@ _HOME = {
     "ValidationError": "autoshard.errors",
     "analyze": "autoshard.planner",
     "estimate": "autoshard.planner",
+    "from_export": "autoshard.planner",
     "no_sync": "autoshard.runtime.eager",
     "optimize": "autoshard.planner",
     "profiler": "autoshard.runtime.watch",
@@ -72,6 +75,7 @@ __all__ = [
     "Client",
     "Cluster",
     "DeviceMesh",
+    "ExportUnsupported",
     "InfeasibleError",
     "InputError",
     "MeshError",
@@ -89,6 +93,7 @@ __all__ = [
     "__version__",
     "analyze",
     "estimate",
+    "from_export",
     "no_sync",
     "optimize",
     "profiler",
