@@ -426,7 +426,12 @@ def _why(lost: Solution, won: Solution) -> str:
     }
     most = max(parts, key=lambda k: parts[k])
     slower = f"{100 * (ratio - 1):.2g}% slower" if ratio < 1.1 else f"{ratio:.2f} times as slow"
-    return f"{slower}: {parts[most] * 1e3:.3g} ms more for {most}"
+    return f"{slower}: {_figure(parts[most] * 1e3)} ms more for {most}"
+
+
+def _figure(value: float, digits: int = 3) -> str:
+    """A number with few digits, and no exponent where it is large."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.{digits}g}"
 
 
 def binding(memory: Memory) -> str:
@@ -443,10 +448,11 @@ def binding(memory: Memory) -> str:
     order = sorted(categories, key=lambda k: -categories[k])
     limit = memory.limit_bytes or 0
     over = memory.total_bytes - limit
-    rest = ", ".join(f"{k} {categories[k] / 1e9:.3g} GB" for k in order[1:4] if categories[k])
+    rest = ", ".join(f"{k} {_figure(categories[k] / 1e9)} GB" for k in order[1:4] if categories[k])
     return (
-        f"{order[0]} {categories[order[0]] / 1e9:.3g} GB (then {rest}); "
-        f"{memory.total_bytes / 1e9:.4g} GB of {limit / 1e9:.4g} GB, {over / 1e9:.3g} GB too much"
+        f"{order[0]} {_figure(categories[order[0]] / 1e9)} GB (then {rest}); "
+        f"{_figure(memory.total_bytes / 1e9, 4)} GB of {_figure(limit / 1e9, 4)} GB, "
+        f"{_figure(over / 1e9)} GB too much"
     )
 
 

@@ -97,10 +97,10 @@ def _headed(
 ) -> float:
     """A bar under its label."""
     left, width = scale.start - EDGE + 2, scene.width - 4
-    label = shortened(bar.label, PLAIN, width)
+    label = shortened(bar.label, PLAIN, width, bold=True)
     scene.add(Text(x=left, y=y + 14, text=label, size=PLAIN, bold=True, color=INK, halo=True))
     color = VERMILION if bar.bad else GREY
-    x = left + text_width(label, PLAIN) * 1.05 + 12
+    x = left + text_width(label, PLAIN, bold=True) + 10
     if x + text_width(bar.note, PLAIN) > width:
         y, x = y + 17, left
     if bar.note:
@@ -160,7 +160,7 @@ def _mark(scene: Scene, mark: tuple[float, str], scale: Scale, bottom: float, wi
     x = scale(value)
     scene.add(Line(x1=x, y1=16, x2=x, y2=bottom - 6, color=INK, width=1.6, dashed=True))
     size = SMALL
-    needs = text_width(text, size) * 1.05
+    needs = text_width(text, size, bold=True)
     x = min(max(x, needs / 2 + 2), width - needs / 2 - 2)
     scene.add(Text(x=x, y=11, text=text, size=size, anchor="middle", bold=True, color=INK))
 

@@ -104,12 +104,12 @@ def _axes(
         crosses = stride * size > per_node and nodes > 1
         apart = "neighbours" if stride == 1 else f"{stride:,} apart"
         where = "across nodes" if crosses else "inside a node"
-        head = shortened(f"{name}={size:,}", PLAIN, width / 2)
+        head = shortened(f"{name}={size:,}", PLAIN, width / 2, bold=True)
         scene.add(
             Rect(x=2, y=y + 6, width=11, height=11, radius=2, fill=series(index)),
             Text(x=20, y=y + 16, text=head, size=PLAIN, bold=True, color=INK),
         )
-        x = 20 + text_width(head, PLAIN) * 1.05 + 10
+        x = 20 + text_width(head, PLAIN, bold=True) + 10
         long = f"groups of {size:,} devices, {apart}, {where}"
         short = f"{apart}, {where}"
         note = long if x + text_width(long, PLAIN) < width else short
@@ -132,7 +132,7 @@ def _cell(scene: Scene, device: int, lengths: Sequence[int], x: float, y: float)
         place.append(rest % size)
         rest //= size
     place.reverse()
-    text = ", ".join(map(str, place))
+    text, number = ", ".join(map(str, place)), str(device)
     scene.add(
         Rect(
             x=x,
@@ -147,8 +147,8 @@ def _cell(scene: Scene, device: int, lengths: Sequence[int], x: float, y: float)
         Text(
             x=x + CELL_WIDTH / 2,
             y=y + 18,
-            text=str(device),
-            size=PLAIN,
+            text=number,
+            size=min(PLAIN, PLAIN * (CELL_WIDTH - 4) / text_width(number, PLAIN, bold=True)),
             bold=True,
             anchor="middle",
             color=INK,

@@ -87,12 +87,12 @@ def time_against_memory(
     x = logarithmic(known, left, right) if log_size else linear(known, left, right, zero=spread)
     per_byte = byte_unit((min if log_size else max)(known, default=1.0))
     labels = Labels(inside=(left + 1, top - 2, right + 12, bottom - 1))
+    _axes(scene, x, y, per_byte, per_time, (left, top, right, bottom))
     if limit_bytes is not None and limit_bytes in known:
         _limit(scene, limit_bytes, x, top, bottom, right, labels)
     elif limit_bytes is not None:
         text = f"limit {bytes_text(limit_bytes)}: far to the right"
         scene.add(Text(x=right + 12, y=12, text=text, size=SMALL, anchor="end", color=GREY))
-    _axes(scene, x, y, per_byte, per_time, (left, top, right, bottom))
     front = pareto(dots)
     if len(front) > 1:
         _front(scene, front, x, y, labels)
@@ -146,11 +146,12 @@ def _limit(
 ) -> None:
     at = x(limit)
     if right - at > 3:
-        scene.add(Rect(x=at, y=top, width=right - at, height=bottom - top, fill=WASH))
+        beyond = Rect(x=at, y=top, width=right - at, height=bottom - top, fill=WASH)
+        scene.shapes.insert(0, beyond)
     scene.add(Line(x1=at, y1=top, x2=at, y2=bottom, color=INK, width=1.4, dashed=True))
     labels.keep_free((at - 1, top, at + 1, bottom))
     text = f"limit {bytes_text(limit)}"
-    half = text_width(text, SMALL) * 0.53
+    half = text_width(text, SMALL, bold=True) / 2
     caption = text_width("step time, ms, log", SMALL) + 12
     at = min(max(at, caption + half), right + 12 - half)
     scene.add(Text(x=at, y=12, text=text, size=SMALL, anchor="middle", bold=True, color=INK))

@@ -170,7 +170,7 @@ def _window(
         Text(
             x=2,
             y=y - 2,
-            text=shortened(title, PLAIN, scene.width - 90),
+            text=shortened(title, PLAIN, scene.width - 90, bold=True),
             size=PLAIN,
             bold=True,
             color=INK,

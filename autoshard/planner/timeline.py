@@ -31,8 +31,8 @@ from autoshard.search.cost import CostModel
 from autoshard.search.memory import optimizer_of
 from autoshard.search.price import Event, Priced, price
 
-MOST_EVENTS = 6000
-"""Bars in a document: some 250 bytes each, so that it stays below 2 MB."""
+MOST_EVENTS = 7500
+"""Bars in a document: some 250 bytes each, so that it stays about 2 MB at most."""
 
 _LONGEST_NAME = 120
 _SAME_MOMENT_S = 1e-12

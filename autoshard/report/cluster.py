@@ -39,7 +39,7 @@ def cluster_table(document: Mapping[str, Any]) -> str:
         peak = field.removeprefix("device.peak_flops_per_second.")
         what = _WHAT.get(field, f"peak in {peak}" if peak != field else field)
         rows.append([what, figure_text(field, value), _source(field, cluster.sources)])
-    return table([Column("what"), Column("figure", "r"), Column("source", "long")], rows)
+    return table([Column("what", "name"), Column("figure", "r"), Column("source", "long")], rows)
 
 
 def _source(field: str, sources: Mapping[str, str]) -> str:

@@ -86,7 +86,7 @@ def table(
     search: str = "",
     sortable: bool = False,
 ) -> str:
-    """A table that scrolls by itself where it is too wide.
+    """A table that scrolls by itself where it is too wide; with sentences, a phone stacks it.
 
     Args:
         columns: heads and kinds.
@@ -103,7 +103,8 @@ def table(
             'placeholder="Search" aria-label="Search this table">'
         )
     name = f' id="{clean(search)}"' if search else ""
-    out.append(f'<div class="scroll"><table{name}{" data-sort" if sortable else ""}>')
+    stack = _class("stack" if any(c.kind == "long" for c in columns) else "")
+    out.append(f'<div class="scroll"><table{name}{stack}{" data-sort" if sortable else ""}>')
     out.append(f"<thead><tr>{heads}</tr></thead>\n<tbody>")
     for number, row in enumerate(rows[:MOST_ROWS]):
         mark = _class((marks or {}).get(number, ""))

@@ -127,8 +127,8 @@ def plan_figures(
                 name="timeline",
                 title="The predicted timeline",
                 caption="The whole step: the higher a track stands, the more of that moment it is "
-                "busy. Below it, one block of the middle, event by event. `autoshard trace` writes "
-                "all of it for Perfetto.",
+                "busy. Below it, one block of the middle, event by event. The command autoshard trace "
+                "writes all of it for Perfetto.",
                 draw=lambda width: timeline.timeline(trace, width=width),
             )
         )
@@ -161,10 +161,10 @@ def _headline(plan: PlanDocument) -> str:
     total = time.total_s
     figures = [("Step time", seconds_text(total), _bound(plan))]
     if total > 0:
-        samples = plan.global_batch / total
+        samples, tokens = plan.global_batch / total, _tokens(plan)
         figures.append(
-            ("Throughput", f"{samples * plan.seq_len:,.0f} tokens/s", f"{samples:,.4g} samples/s")
-            if plan.seq_len is not None
+            ("Throughput", f"{tokens / total:,.0f} tokens/s", f"{samples:,.4g} samples/s")
+            if tokens
             else ("Throughput", f"{samples:,.4g} samples/s", "")
         )
     limit = memory.limit_bytes
@@ -184,6 +184,14 @@ def _headline(plan: PlanDocument) -> str:
     text = " x ".join(f"{n}={s:,}" for n, s in zip(names, sizes, strict=True))
     figures.append(("Mesh", text or "one device", "outermost axis first" if text else ""))
     return tiles(figures)
+
+
+def _tokens(plan: PlanDocument) -> int:
+    """Tokens of a step, where its input is tokens; else 0."""
+    ids = plan.inputs.get("input_ids")
+    if plan.seq_len is not None:
+        return plan.global_batch * plan.seq_len
+    return prod(ids.shape) if ids is not None else 0
 
 
 def _bound(plan: PlanDocument) -> str:

@@ -23,7 +23,7 @@ margin:1.2rem 0;padding:0}}
 .tiles div{{background:var(--wash);
 border:1px solid var(--line);border-radius:8px;padding:.6rem .8rem}}
 .tiles dt{{color:var(--grey);font-size:.82rem}}
-.tiles dd{{margin:0;font-size:1.3rem;font-weight:600;overflow-wrap:anywhere}}
+.tiles dd{{margin:0;font-size:1.15rem;font-weight:600;overflow-wrap:anywhere}}
 .tiles dd small{{display:block;font-size:.82rem;font-weight:400;color:var(--grey)}}
 .warn{{border-left:4px solid var(--bad);background:var(--wash);padding:.5rem .9rem;margin:1rem 0}}
 .warn h2{{margin:0 0 .2rem;font-size:1rem}}
@@ -39,7 +39,7 @@ th,td{{text-align:left;vertical-align:top;padding:.28rem .9rem .28rem 0;
 border-bottom:1px solid var(--line)}}
 th{{color:var(--grey);font-weight:600}}
 .r{{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}}
-.name{{overflow-wrap:anywhere;min-width:11rem}}
+.name{{overflow-wrap:anywhere;min-width:12rem}}
 .long{{min-width:15rem;overflow-wrap:anywhere}}
 tr.total td,tr.chosen td{{font-weight:600}}
 th button{{font:inherit;color:inherit;background:none;border:0;padding:0;cursor:pointer;
@@ -56,7 +56,10 @@ background:var(--paper);color:var(--ink)}}
 code{{font-size:.9em;overflow-wrap:anywhere}}
 footer{{margin-top:3rem;color:var(--grey);font-size:.85rem;overflow-wrap:anywhere}}
 @media screen and (max-width:46rem){{.wide{{display:none}}.narrow{{display:block}}
-main{{padding:1rem .9rem 2rem}}h1{{font-size:1.3rem}}}}
+main{{padding:1rem .9rem 2rem}}h1{{font-size:1.3rem}}
+.stack thead{{display:none}}.stack tr:not([hidden]){{display:flex;flex-wrap:wrap;gap:0 .9rem;
+padding:.35rem 0;border-bottom:1px solid var(--line)}}.stack td{{border:0;padding:0}}
+.stack .name,.stack .long{{flex-basis:100%;min-width:0}}.stack .long{{color:var(--grey)}}}}
 @media screen and (prefers-color-scheme:dark){{:root{{--ink:#e6eaef;--grey:#a3afbc;--line:#39434e;
 --paper:#161b21;--wash:#1f262e;--accent:#8fd0f7;--bad:#f0834a}}{dark_css()}}}
 @media print{{@page{{margin:14mm}}:root{{color-scheme:light}}main{{max-width:none;padding:0}}
