@@ -9,13 +9,21 @@ import os
 import resource
 import secrets
 import signal
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from autoshard.api.log import logger
 from autoshard.api.settings import Limits
 from autoshard.api.store import Job, Result
-from autoshard.api.worker import problems, task, tree
+from autoshard.api.wire import Kind
+from autoshard.api.worker import problems, tree
 from autoshard.errors import AutoshardError
+
+Say = Callable[[dict[str, Any]], None]
+"""Told how far it is: ``{"message", "done", "total", "best_step_time_s", "best_label"}``."""
+
+Run = Callable[[Kind, dict[str, Any], Say], Result]
+"""From a request to a result: ``task.run_request``."""
 
 NICE = 10
 """Planning gives way to the server, which is on the same machine."""
@@ -26,7 +34,7 @@ def frame(kind: bytes, payload: bytes) -> bytes:
     return kind + len(payload).to_bytes(8, "big") + payload
 
 
-def main(job: Job, writer: int, parent: int, limits: Limits) -> NoReturn:
+def main(job: Job, writer: int, parent: int, limits: Limits, run: Run) -> NoReturn:
     """Plan, write progress and the end to the pipe, and never return.
 
     Args:
@@ -34,6 +42,7 @@ def main(job: Job, writer: int, parent: int, limits: Limits) -> NoReturn:
         writer: the pipe's end.
         parent: the worker's pid.
         limits: of memory.
+        run: does it.
     """
     status = 1
     try:
@@ -47,7 +56,7 @@ def main(job: Job, writer: int, parent: int, limits: Limits) -> NoReturn:
         faulthandler.enable(2, all_threads=True)
         os.nice(NICE)
         _limit_memory(limits.job_bytes)
-        _run(job, writer)
+        _run(job, writer, run)
         status = 0
     finally:
         os._exit(status)
@@ -76,7 +85,7 @@ def _limit_memory(most: int) -> None:
         pass
 
 
-def _run(job: Job, writer: int) -> None:
+def _run(job: Job, writer: int, run: Run) -> None:
     def send(kind: bytes, payload: object) -> None:
         data = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         view = memoryview(frame(kind, data))
@@ -84,7 +93,7 @@ def _run(job: Job, writer: int) -> None:
             view = view[os.write(writer, view) :]
 
     try:
-        result = task.run_request(job.kind, job.request, lambda now: send(b"P", now))
+        result = run(job.kind, job.request, lambda now: send(b"P", now))
     except BaseException as error:
         send(b"F", _told(job, error))
         return

@@ -20,7 +20,7 @@ HEADER = 9
 class Child:
     """Forked for one job; of its messages the last progress and the end are kept."""
 
-    def __init__(self, job: Job, limits: Limits) -> None:
+    def __init__(self, job: Job, limits: Limits, run: body.Run) -> None:
         self.fd, writer = os.pipe()
         os.set_blocking(self.fd, False)
         gc.collect()
@@ -29,7 +29,7 @@ class Child:
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            body.main(job, writer, parent, limits)
+            body.main(job, writer, parent, limits, run)
         os.close(writer)
         self._buffer = bytearray()
         self._frames: dict[bytes, bytes] = {}

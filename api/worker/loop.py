@@ -18,6 +18,7 @@ from autoshard.api.log import logger
 from autoshard.api.settings import Settings
 from autoshard.api.store import Lease, Result, Store, StoreError, processes
 from autoshard.api.worker import problems, tree
+from autoshard.api.worker.body import Run
 from autoshard.api.worker.child import Child
 
 POLL_S = 0.1  # how often an idle worker asks for a job
@@ -50,11 +51,14 @@ class Worker:
     Args:
         settings: of leases and limits.
         store: opened by this process.
+        run: does a job, in a process of its own.
         server: a descriptor that hangs up when the server is gone; None: there is none.
     """
 
-    def __init__(self, settings: Settings, store: Store, server: int | None = None) -> None:
-        self.settings, self.store, self.server = settings, store, server
+    def __init__(
+        self, settings: Settings, store: Store, run: Run, server: int | None = None
+    ) -> None:
+        self.settings, self.store, self.run_job, self.server = settings, store, run, server
         self.name = processes.identity()
         self.stop_at: float | None = None  # when a running job is given back, once told to stop
         self.orphan = False
@@ -118,7 +122,7 @@ class Worker:
     def work(self, lease: Lease) -> None:
         """Run a claimed job to one of its ends, or give it back."""
         logger().info("job begun", job=lease.job.id, attempt=lease.job.attempt, worker=self.name)
-        child = Child(lease.job, self.settings.limits)
+        child = Child(lease.job, self.settings.limits, self.run_job)
         try:
             verdict = self._watch(lease, child)
             status = child.end()

@@ -7,11 +7,14 @@ whatever torch and transformers load on first use.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
+import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import NoReturn
 
 from autoshard.api.log import configure, logger
@@ -145,9 +148,10 @@ class Nursery:
             tree.die_with(parent, signal.SIGTERM)
             from autoshard.api.store import Store
             from autoshard.api.worker.loop import Worker
+            from autoshard.api.worker.task import run_request
 
             store = Store.open(self.settings.database)
-            Worker(self.settings, store, self.server).run()
+            Worker(self.settings, store, run_request, self.server).run()
             store.close()
             status = 0
         except BaseException as error:
@@ -156,12 +160,30 @@ class Nursery:
             os._exit(status)
 
 
+@contextlib.contextmanager
+def _dying_with(server: int | None) -> Iterator[None]:
+    """Inside the block, which takes seconds and looks at nothing, SIGIO ends this process."""
+    if server is None:
+        yield
+        return
+    flags = fcntl.fcntl(server, fcntl.F_GETFL)
+    fcntl.fcntl(server, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(server, fcntl.F_SETFL, flags | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(server, 0)
+    if poll.poll(0):
+        sys.exit("the server is gone")
+    yield
+    fcntl.fcntl(server, fcntl.F_SETFL, flags)
+
+
 def main(settings: Settings, server: int | None) -> NoReturn:
     """Be a nursery, from a process that has one thread and no torch yet."""
     os.environ.update(ENVIRONMENT)
     configure(settings.log_format)
     started = time.monotonic()
-    warm()
+    with _dying_with(server):
+        warm()
     logger().info("workers are ready", seconds=round(time.monotonic() - started, 1))
     Nursery(settings, server).run()
     os._exit(0)  # tearing torch down takes a second, and there is nothing to tear down

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.analyzer import Captured, list_presets
 from autoshard.api.store import Result
 from autoshard.api.wire import ConfigModel, GraphModel, Kind, PlanRequest, PresetCluster
+from autoshard.api.worker.body import Say
 from autoshard.api.worker.guard import guarded
 from autoshard.api.worker.problems import Refused, TooMuchMemory
 from autoshard.cluster import Cluster
@@ -26,9 +27,6 @@ from autoshard.validation import ValidationReport
 
 if TYPE_CHECKING:
     from autoshard.validation import DryRunReport
-
-Say = Callable[[dict[str, Any]], None]
-"""Told how far it is: ``{"message", "done", "total", "best_step_time_s", "best_label"}``."""
 
 
 def run_request(kind: Kind, request: dict[str, Any], say: Say) -> Result:
