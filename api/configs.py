@@ -39,7 +39,9 @@ REFUSED = {
 LONGEST_LIST = 4096
 LONGEST_TEXT = 1000
 
-_LAYERS = re.compile(r"layers?($|_num$)|^n_layers?$|depth|blocks?$|repeats$|num_stages")
+_LAYERS = re.compile(
+    r"layers?($|_num$|_types$)|layers_block_type|depth|blocks?$|repeats$|num_stages"
+)
 _DEPTHS = re.compile(r"depths|^layers$|blocks$")
 _EXPERTS = re.compile(r"expert")
 _VOCABULARY = re.compile(

@@ -17,11 +17,10 @@ from autoshard.errors import UnknownNameError
 def model_presets() -> dict[str, ModelPreset]:
     """Every model preset by name."""
     folder = resources.files("autoshard.models")
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".json")), key=lambda f: f.name)
+    names = (f.name.removesuffix(".json") for f in folder.iterdir() if f.name.endswith(".json"))
     found: dict[str, ModelPreset] = {}
-    for file in files:
-        document: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        name = file.name.removesuffix(".json")
+    for name in sorted(names):
+        document: dict[str, Any] = json.loads((folder / f"{name}.json").read_text("utf-8"))
         found[name] = ModelPreset(
             name=name,
             source=document["_source"],

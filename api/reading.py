@@ -35,6 +35,9 @@ M = TypeVar("M", bound=BaseModel)
 INTEGER_DIGITS = 18
 """Longest integer: what every JSON reader and both databases hold exactly (int64)."""
 
+NAMES = 100
+"""Most names of a request or of a part of it: none has a tenth as many."""
+
 CONTAINERS = 1_000_000
 """Most objects and arrays of one body: each takes some hundred bytes once it is read."""
 
@@ -222,6 +225,13 @@ def validated(model: type[M], value: Any) -> M:
     Raises:
         Invalid: it does not have that form; each fault with a pointer.
     """
+    # Each unknown name would become a fault of its own; nobody reads a million of them.
+    sections = [("", value), *(value.items() if isinstance(value, dict) else ())]
+    for name, section in sections:
+        if isinstance(section, dict) and len(section) > NAMES:
+            raise Invalid(
+                [Fault(pointer(name) if name else "", f"{len(section)} names; far too many")]
+            )
     try:
         return model.model_validate(value)
     except ValidationError as error:
