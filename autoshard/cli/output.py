@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from autoshard.errors import AutoshardError, InfeasibleError, ValidationError
+from autoshard.errors import (
+    AutoshardError,
+    ExportUnsupported,
+    InfeasibleError,
+    ValidationError,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -207,6 +212,8 @@ def _failed(error: BaseException, message: str, status: int, as_json: bool) -> i
         }
         if isinstance(error, InfeasibleError):
             found |= {"binding": error.binding, "nearest": list(error.nearest)}
+        if isinstance(error, ExportUnsupported):
+            found |= {"target": error.target, "lost": list(error.lost), "mend": error.mend}
         if isinstance(error, ValidationError) and hasattr(error.report, "to_json"):
             found["report"] = error.report.to_json()
         print(json.dumps({"error": found}), flush=True)
