@@ -1,7 +1,8 @@
 """Tables of sweeps and their points, in SQLite or PostgreSQL, and the connection to them.
 
-Writers of an SQLite file take its lock when they begin (BEGIN IMMEDIATE), since one that began to
-read and then wants to write could be refused at once. Time is the database's, so that machines
+SQLite keeps a write-ahead log: what is committed survives the death of any process. Its writers
+take the lock when they begin (BEGIN IMMEDIATE), since one that began to read and then wants to
+write could be refused at once. Time is the database's, so that machines
 whose clocks differ agree on when a claim ends.
 """
 
@@ -103,11 +104,18 @@ class Database:
         if self._sqlite and not create and not Path(self.shown).is_file():
             raise RequestError(f"there is no file {self.shown}; run a sweep first")
         try:
-            self._engine = _engine(url)
+            self._engine = _engine(url, create)
         except ModuleNotFoundError as error:
             raise RequestError(
                 "PostgreSQL needs psycopg: pip install 'autoshard[service]'"
             ) from error
+        try:
+            self._prepare(create)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, create: bool) -> None:
         with self.writing() if create else self.reading() as connection:
             if create:
                 self.one_at_a_time(connection)
@@ -173,7 +181,7 @@ def _url(where: str | Path) -> URL:
     raise RequestError(f"a store in {kind} is not supported; {choices}")
 
 
-def _engine(url: URL) -> Engine:
+def _engine(url: URL, create: bool) -> Engine:
     if url.get_backend_name() != "sqlite":
         try:
             return create_engine(url, pool_pre_ping=True)
@@ -187,7 +195,18 @@ def _engine(url: URL) -> Engine:
     engine = create_engine(url, connect_args={"timeout": BUSY_S})
 
     @event.listens_for(engine, "connect")
-    def _prepare(connection: Any, record: object) -> None:
+    def _opened(connection: Any, record: object) -> None:
         connection.isolation_level = None  # BEGIN is ours
+        deadline = time.monotonic() + BUSY_S
+        while create:
+            try:
+                # Waits for no lock by itself, and all who open a new file at once set it.
+                connection.execute("PRAGMA journal_mode = WAL").close()
+                break
+            except connection.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+        connection.execute("PRAGMA synchronous = NORMAL").close()
 
     return engine

@@ -130,7 +130,7 @@ def _open_studies(url: str) -> None:
     import optuna
 
     try:
-        optuna.storages.RDBStorage(url)
+        optuna.storages.RDBStorage(url).engine.dispose()
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise RequestError(f"cannot open the Optuna storage of the searches: {first}") from error
