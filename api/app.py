@@ -72,7 +72,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.add_middleware(Gate, service=service)
     app.add_exception_handler(HTTPException, _unrouted)
     app.add_exception_handler(RequestValidationError, _invalid)
-    described = openapi.describe(app, settings.keys_required)
+    described = openapi.describe(app, settings)
     app.openapi = lambda: described  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 

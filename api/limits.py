@@ -9,8 +9,10 @@ from autoshard.api.configs import checked_config
 from autoshard.api.graphs import check_graph
 from autoshard.api.presets import cluster_preset, model_preset
 from autoshard.api.problems import Fault, Invalid, pointer
+from autoshard.api.reading import validated
 from autoshard.api.settings import Limits
 from autoshard.api.wire import (
+    ClusterDocument,
     ConfigModel,
     GraphModel,
     ModelSpec,
@@ -21,8 +23,6 @@ from autoshard.api.wire import (
 from autoshard.cluster import Cluster
 from autoshard.errors import RequestError, UnknownNameError
 from autoshard.planner.request import ALL_AXES, SHORT_AXES, resolve_mesh
-
-LONGEST_NAME = 200
 
 
 def check_request(request: PlanRequest, limits: Limits) -> PlanRequest:
@@ -61,38 +61,11 @@ def _cluster(request: PlanRequest, limits: Limits) -> Cluster:
             _at_most("/cluster/devices", asked.devices, limits.devices, "devices")
         cluster: Cluster = _about("/cluster/devices", Cluster.preset, asked.preset, asked.devices)
         return cluster
-    devices = asked.get("devices")
-    if type(devices) is int:
-        _at_most("/cluster/devices", devices, limits.devices, "devices")
-    _check_texts(asked, "/cluster")
-    try:
-        found = Cluster.from_json(asked)
-    except RequestError as error:
-        raise Invalid([Fault(_field(asked, str(error)), str(error))]) from error
-    if found.device.kind != "cpu" and found.reserve_bytes >= found.device.memory_bytes:
-        raise Invalid([Fault("/cluster/reserve_bytes", "this is all of the device's memory")])
+    document = validated(ClusterDocument, asked, "/cluster")
+    _at_most("/cluster/devices", document.devices, limits.devices, "devices")
+    _at_most("/cluster/devices_per_node", document.devices_per_node, limits.devices, "devices")
+    found: Cluster = _about("/cluster/devices", Cluster.from_json, asked)
     return found
-
-
-def _check_texts(value: Any, at: str) -> None:
-    """Names and sources are shown, so they may be anything but endless."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _check_texts(inner, at + pointer(name))
-    elif isinstance(value, str) and len(value) > 10 * LONGEST_NAME:
-        raise Invalid([Fault(at, f"a text of {len(value)} characters; 2000 are taken at most")])
-
-
-def _field(document: dict[str, Any], message: str) -> str:
-    """The pointer of the field that a message about a cluster document names by dotted path."""
-    for word in message.replace("'", " ").replace(":", " ").replace(";", " ").split():
-        parts = word.split(".")
-        sections = (document, *(v for v in document.values() if isinstance(v, dict)))
-        if parts[0] in ("device", "inside", "across", "sources") or any(
-            parts[0] in s for s in sections[:1] if parts[0] not in ("kind",)
-        ):
-            return "/cluster" + pointer(*parts)
-    return "/cluster/kind" if "'kind'" in message else "/cluster"
 
 
 def _check_workload(request: PlanRequest, limits: Limits) -> None:

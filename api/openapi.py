@@ -10,11 +10,16 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from autoshard import __version__
+from autoshard.api.presets import cluster_presets, model_presets
 from autoshard.api.problems import MEDIA_TYPE, PREFIX
-from autoshard.api.wire import EstimateRequest, PlanRequest, Problem
+from autoshard.api.settings import Limits, Settings
+from autoshard.api.wire import ClusterDocument, EstimateRequest, PlanRequest, Problem
+from autoshard.cluster import ALIASES
+from autoshard.graph import SCHEMA_VERSION
+from autoshard.planner.request import ALL_AXES, SHORT_AXES
 
 REF = "#/components/schemas/{model}"
-BODIES: tuple[type[BaseModel], ...] = (PlanRequest, EstimateRequest)
+BODIES: tuple[type[BaseModel], ...] = (PlanRequest, EstimateRequest, ClusterDocument)
 
 REASONS = {
     400: "The body is not JSON, or not within the limits of what is read",
@@ -41,6 +46,21 @@ EXAMPLES = {
     "PlanRequest": EXAMPLE,
     "EstimateRequest": {**EXAMPLE, "search": {"mesh": {"data": 4, "model": 2}}},
 }
+
+
+def links(kind: str, at: str) -> dict[str, Any]:
+    """Where an answer leads: operations that take the id in it.
+
+    Args:
+        kind: ``job`` or ``plan``.
+        at: JSON pointer of the id in the answer.
+    """
+    operations = {
+        "job": ("readJob", "watchJob", "cancelJob"),
+        "plan": ("readPlan", "readReport", "readTrace"),
+    }
+    parameters = {f"{kind}_id": f"$response.body#{at}"}
+    return {name: {"operationId": name, "parameters": parameters} for name in operations[kind]}
 
 
 def faults(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -82,7 +102,7 @@ def body_of(model: type[BaseModel], *, posting: bool) -> dict[str, Any]:
     return {**out, "parameters": headers} if posting else out
 
 
-def describe(app: FastAPI, keys_required: bool) -> dict[str, Any]:
+def describe(app: FastAPI, settings: Settings) -> dict[str, Any]:
     """The OpenAPI document."""
     document = get_openapi(
         title="autoshard planning service",
@@ -94,8 +114,10 @@ def describe(app: FastAPI, keys_required: bool) -> dict[str, Any]:
     _, bodies = models_json_schema([(m, "validation") for m in BODIES], ref_template=REF)
     for name, schema in bodies["$defs"].items():
         schemas.setdefault(name, schema)
+    _narrow(schemas, settings.limits)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
+    keys_required = settings.keys_required
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _problems(operation)
@@ -111,6 +133,40 @@ def describe(app: FastAPI, keys_required: bool) -> dict[str, Any]:
             }
         }
     return document
+
+
+def _narrow(schemas: dict[str, Any], limits: Limits) -> None:
+    """What is known only once the presets and the limits are read."""
+    schemas["PresetModel"]["properties"]["preset"]["enum"] = sorted(model_presets())
+    names = sorted({*cluster_presets(), *ALIASES})
+    schemas["PresetCluster"]["properties"]["preset"]["enum"] = names
+    config = schemas["ConfigModel"]["properties"]["config"]
+    config["required"] = ["model_type"]
+    config["properties"] = {"model_type": {"type": "string", "examples": ["llama"]}}
+    most = {
+        "PresetCluster": {"devices": limits.devices},
+        "ClusterDocument": {"devices": limits.devices, "devices_per_node": limits.devices},
+        "Workload": {"global_batch": limits.global_batch, "seq_len": limits.seq_len},
+        "Search": {"trials": limits.trials},
+    }
+    for name, fields in most.items():
+        for field, value in fields.items():
+            schema = schemas[name]["properties"][field]
+            for part in (schema, *schema.get("anyOf", ())):
+                if part.get("type") == "integer":
+                    part["maximum"] = value
+    for name in ("Search", "Priced"):
+        schema = schemas[name]["properties"]["mesh"]
+        for part in (schema, *schema.get("anyOf", ())):
+            if part.get("type") == "object":
+                part["propertyNames"] = {"enum": [*ALL_AXES, *SHORT_AXES]}
+                part["additionalProperties"] |= {"minimum": 1, "maximum": limits.devices}
+    graph = schemas["GraphModel"]["properties"]["graph"]
+    graph["required"] = ["kind", "schema_version", "name", "batch", "loss", "nodes"]
+    graph["properties"] = {
+        "kind": {"const": "autoshard.graph"},
+        "schema_version": {"const": SCHEMA_VERSION},
+    }
 
 
 def _problems(operation: dict[str, Any]) -> None:

@@ -219,8 +219,8 @@ def _find(value: Any, at: str, wrong: Any) -> Fault | None:
     return next((f for f in found if f), None)
 
 
-def validated(model: type[M], value: Any) -> M:
-    """The request that ``value`` stands for.
+def validated(model: type[M], value: Any, at: str = "") -> M:
+    """The request, or the part of it at the pointer ``at``, that ``value`` stands for.
 
     Raises:
         Invalid: it does not have that form; each fault with a pointer.
@@ -230,14 +230,14 @@ def validated(model: type[M], value: Any) -> M:
     for name, section in sections:
         if isinstance(section, dict) and len(section) > NAMES:
             raise Invalid(
-                [Fault(pointer(name) if name else "", f"{len(section)} names; far too many")]
+                [Fault(at + (pointer(name) if name else ""), f"{len(section)} names; far too many")]
             )
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise Invalid(
             [
-                Fault(pointer(*_path(tuple(e["loc"]), value)), _message(e))
+                Fault(at + pointer(*_path(tuple(e["loc"]), at)), _message(e))
                 for e in error.errors(include_url=False, include_input=False)
             ]
         ) from error
@@ -252,9 +252,9 @@ def _message(error: Mapping[str, Any]) -> str:
     return text[0].lower() + text[1:]
 
 
-def _path(location: tuple[str | int, ...], value: Any) -> list[str | int]:
+def _path(location: tuple[str | int, ...], at: str) -> list[str | int]:
     """A pydantic location without the tags of unions, which name no field of the body."""
     parts = list(location)
-    if len(parts) > 1 and parts[0] in ("model", "cluster"):
+    if not at and len(parts) > 1 and parts[0] in ("model", "cluster"):
         del parts[1]
     return [p for p in parts if p != "[key]"]

@@ -18,6 +18,7 @@ import uvicorn
 
 from autoshard.api import log
 from autoshard.api.app import create_app
+from autoshard.api.protocol import Protocol
 from autoshard.api.settings import Settings
 from autoshard.api.store import Store
 from autoshard.errors import RequestError
@@ -45,7 +46,7 @@ def serve(settings: Settings) -> None:
         app = create_app(settings, store)
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=Protocol,
             loop="uvloop",
             lifespan="on",
             log_config=None,

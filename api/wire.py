@@ -6,7 +6,15 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
 
 from autoshard.plan import PlanDocument
 
@@ -19,6 +27,21 @@ class Body(BaseModel):
     """Base of all that is sent: unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+LARGEST = 10**18 - 1
+"""Largest integer that is taken: see ``reading.INTEGER_DIGITS``."""
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# 8.0 is an integer in JSON, and what some languages write.
+Whole = Annotated[int, BeforeValidator(_whole)]
+_POSITIVE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0, "maximum": 1e30}
+Positive = Annotated[float, Field(gt=0, le=1e30)]
+NotNegative = Annotated[float, Field(ge=0, le=1e6)]
 
 
 # ---- requests -------------------------------------------------------------------------------
@@ -63,7 +86,50 @@ class PresetCluster(Body):
     """A cluster by the name of a preset; ``GET /v1/clusters`` lists them."""
 
     preset: str = Field(max_length=100)
-    devices: int | None = Field(None, ge=1, description="None: the preset's own number")
+    devices: Whole | None = Field(
+        None, ge=1, le=LARGEST, description="None: the preset's own number"
+    )
+
+
+class DeviceDocument(Body):
+    """One device of a cluster document."""
+
+    name: str = Field(max_length=200)
+    kind: str = Field(max_length=40, description="`cuda`, `cpu`, ...")
+    peak_flops_per_second: dict[str, Positive] = Field(
+        description="by dtype; float32 at least",
+        json_schema_extra={"required": ["float32"], "properties": {"float32": _POSITIVE}},
+    )
+    efficiency: Positive
+    memory_bytes: Whole = Field(ge=1, le=LARGEST)
+    memory_bytes_per_second: Positive
+    memory_efficiency: Positive
+    launch_s: NotNegative
+
+
+class TierDocument(Body):
+    """Links of a cluster document: inside a node, or across nodes."""
+
+    name: str = Field(max_length=200)
+    bytes_per_second: Positive
+    latency_s: NotNegative
+    devices_per_card: Whole = Field(1, ge=1, le=LARGEST)
+
+
+class ClusterDocument(Body):
+    """A cluster, as ``Cluster.to_json`` writes it; ``GET /v1/clusters`` shows some."""
+
+    kind: Literal["autoshard.cluster"]
+    schema_version: Literal[1]
+    name: str = Field(max_length=200)
+    devices: Whole = Field(ge=1, le=LARGEST)
+    devices_per_node: Whole = Field(ge=1, le=LARGEST)
+    collective_s: NotNegative
+    reserve_bytes: Whole = Field(ge=0, le=LARGEST)
+    device: DeviceDocument
+    inside: TierDocument
+    across: TierDocument
+    sources: dict[str, Annotated[str, Field(max_length=2000)]] = Field(default_factory=dict)
 
 
 def _which_cluster(value: Any) -> str | None:
@@ -73,7 +139,12 @@ def _which_cluster(value: Any) -> str | None:
 
 
 ClusterSpec = Annotated[
-    Annotated[PresetCluster, Tag("preset")] | Annotated[dict[str, Any], Tag("document")],
+    Annotated[PresetCluster, Tag("preset")]
+    | Annotated[
+        dict[str, Any],
+        WithJsonSchema({"$ref": "#/components/schemas/ClusterDocument"}),
+        Tag("document"),
+    ],
     Discriminator(
         _which_cluster,
         custom_error_type="cluster_source",
@@ -85,8 +156,10 @@ ClusterSpec = Annotated[
 class Workload(Body):
     """What is trained."""
 
-    global_batch: int | None = Field(None, ge=1, description="samples of a step, all devices")
-    seq_len: int | None = Field(None, ge=1, description="tokens of a sample")
+    global_batch: Whole | None = Field(
+        None, ge=1, le=LARGEST, description="samples of a step, all devices"
+    )
+    seq_len: Whole | None = Field(None, ge=1, le=LARGEST, description="tokens of a sample")
     dtype: Literal["bf16", "fp16", "fp32", "fp64"] | None = None
     optimizer: Literal["adamw", "adam", "sgd", "sgd-momentum"] = "adamw"
 
@@ -95,10 +168,12 @@ class Search(Body):
     """What is tried."""
 
     strategy: Literal["auto", "data", "fsdp", "tensor", "hybrid"] = "auto"
-    mesh: dict[str, int] | None = Field(None, description="axis sizes to force")
-    memory_limit_bytes: int | None = Field(None, ge=1, description="of one device")
-    trials: int | None = Field(None, ge=1, description="most configurations that are priced")
-    seed: int = Field(0, ge=0, lt=2**32)
+    mesh: dict[str, Whole] | None = Field(None, description="axis sizes to force")
+    memory_limit_bytes: Whole | None = Field(None, ge=1, le=LARGEST, description="of one device")
+    trials: Whole | None = Field(
+        None, ge=1, le=LARGEST, description="most configurations that are priced"
+    )
+    seed: Whole = Field(0, ge=0, lt=2**32)
 
 
 class PlanRequest(Body):
@@ -115,9 +190,9 @@ class Priced(Body):
     """The one configuration that is priced."""
 
     strategy: Literal["auto", "data", "fsdp", "tensor", "hybrid"] = "auto"
-    mesh: dict[str, int] = Field(description="axis sizes; their product is the number of devices")
-    memory_limit_bytes: int | None = Field(None, ge=1, description="of one device")
-    seed: int = Field(0, ge=0, lt=2**32)
+    mesh: dict[str, Whole] = Field(description="axis sizes; their product is the number of devices")
+    memory_limit_bytes: Whole | None = Field(None, ge=1, le=LARGEST, description="of one device")
+    seed: Whole = Field(0, ge=0, lt=2**32)
 
 
 class EstimateRequest(Body):

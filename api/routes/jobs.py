@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from autoshard.api.openapi import faults
+from autoshard.api.openapi import faults, links
 from autoshard.api.problems import Conflict, NotFound, TooMany
 from autoshard.api.routes.views import NO_STORE, job_bytes, job_view, ready, send_json, send_ready
 from autoshard.api.service import Service, context_of, in_thread, owner_of, service_of
@@ -42,7 +42,7 @@ async def _own(request: Request, job_id: str) -> Job:
     operation_id="listJobs",
     summary="Your jobs, newest first",
     response_model=JobList,
-    responses=faults(422, 429, 503),
+    responses={200: {"links": links("job", "/jobs/0/id")}, **faults(422, 429, 503)},
 )
 async def list_jobs(
     request: Request,
@@ -70,7 +70,11 @@ async def list_jobs(
     operation_id="readJob",
     summary="A job",
     response_model=JobView,
-    responses={304: {"description": "The caller has it"}, **faults(404, 422, 429, 503)},
+    responses={
+        200: {"links": links("plan", "/plan_id")},
+        304: {"description": "The caller has it"},
+        **faults(404, 422, 429, 503),
+    },
 )
 async def read_job(request: Request, job_id: str) -> Response:
     """Once it has ended it never changes."""

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autoshard.api.headers import DOCUMENT_POLICY
-from autoshard.api.openapi import body_of, faults
+from autoshard.api.openapi import body_of, faults, links
 from autoshard.api.problems import NotFound
 from autoshard.api.reports import report_of
 from autoshard.api.routes.submitting import plan_ready, submit
@@ -33,7 +33,12 @@ Share = Annotated[
     summary="Find the fastest way to shard a model over a cluster",
     response_model=PlanView,
     responses={
-        202: {"model": JobView, "description": "The job, at Location; the plan is not there yet"},
+        200: {"links": links("plan", "/id")},
+        202: {
+            "model": JobView,
+            "description": "The job, at Location; the plan is not there yet",
+            "links": links("job", "/id"),
+        },
         **faults(400, 408, 409, 413, 415, 422, 429, 503),
     },
     openapi_extra=body_of(PlanRequest, posting=True),
@@ -52,7 +57,12 @@ async def create_plan(request: Request) -> Response:
     summary="Price one given mesh",
     response_model=PlanView,
     responses={
-        202: {"model": JobView, "description": "It took longer than the wait; the job"},
+        200: {"links": links("plan", "/id")},
+        202: {
+            "model": JobView,
+            "description": "It took longer than the wait; the job",
+            "links": links("job", "/id"),
+        },
         **faults(400, 408, 409, 413, 415, 422, 429, 503),
     },
     openapi_extra=body_of(EstimateRequest, posting=True),

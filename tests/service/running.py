@@ -90,7 +90,7 @@ def running(folder: Path, name: str = "server", **settings: object) -> Iterator[
         name: of their files.
         settings: as ``AUTOSHARD_SERVE_...``, in small letters.
     """
-    given = {
+    given: dict[str, object] = {
         "database": f"sqlite:///{folder / name}.db",
         "port": 0,
         "requests_per_minute": 1_000_000,

@@ -27,6 +27,7 @@ EXAMPLES = int(os.environ.get("AUTOSHARD_TEST_FUZZ", "400"))
 """Thousands by AUTOSHARD_TEST_FUZZ=20000: 20 ms each."""
 
 LIMITS = Limits()
+DOCUMENT = Cluster.preset("h100").to_json()
 CLUSTER = {"preset": "h100", "devices": 8}
 
 
@@ -198,6 +199,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({**SMALL, "cluster": {"preset": "h100", "devices": True}}, "/cluster/devices"),
     ({**SMALL, "cluster": "h100"}, "/cluster"),
     ({**SMALL, "cluster": {}}, "/cluster/kind"),
+    ({**SMALL, "cluster": {**DOCUMENT, "devices": 12}}, "/cluster/devices"),
+    ({**SMALL, "cluster": {**DOCUMENT, "more": 12}}, "/cluster/more"),
+    ({**SMALL, "cluster": {**DOCUMENT, "inside": {}}}, "/cluster/inside/name"),
     ({**SMALL, "workload": {"global_batch": 0}}, "/workload/global_batch"),
     ({**SMALL, "workload": {"global_batch": 8.5}}, "/workload/global_batch"),
     ({**SMALL, "workload": {"seq_len": 10**12}}, "/workload/seq_len"),
@@ -336,7 +340,6 @@ PLACES: list[tuple[str | int, ...]] = [
     ("search", "mesh"),
     ("search", "mesh", "data"),
 ]
-DOCUMENT = Cluster.preset("h100").to_json()
 
 
 @given(st.sampled_from(PLACES), STRANGE)
