@@ -73,11 +73,10 @@ def stacked_bars(
     scene = Scene(width, 0.0, title)
     most = max([b.total for b in bars] + ([mark[0]] if mark else []), default=0.0) or unit.size
     left, right = EDGE, width - EDGE
-    notes = max((text_width(b.note, SMALL) for b in bars), default=0.0) if compact else 0.0
     if compact:
         names = max((text_width(b.label, SMALL) for b in bars), default=0.0)
         left = min(names, 0.42 * width) + 10
-        right = width - max(EDGE, notes + 8)
+        right = min([right, *(_room(b, left, width, most) for b in bars)])
     scale = Scale(low=0.0, high=most * (1.0 if compact else 1.03), start=left, end=right)
     top = 20.0 if mark else 4.0
     y = top
@@ -90,6 +89,12 @@ def stacked_bars(
     y = _legend(scene, bars, y + 26, width, value_text if in_legend else None)
     scene.height = y + 4
     return scene
+
+
+def _room(bar: Bar, left: float, width: float, most: float) -> float:
+    """Where the axis may end at most, so that a bar's note has room behind it."""
+    free = width - 10 - text_width(bar.note, SMALL) - left
+    return left + max(free, 0.2 * width) * most / bar.total if bar.total else width
 
 
 def _headed(
@@ -120,7 +125,7 @@ def _row(
     if bar.note:
         color = VERMILION if bar.bad else GREY
         x = scale(bar.total) + 6
-        scene.add(Text(x=x, y=y + 12, text=bar.note, size=SMALL, color=color))
+        scene.add(Text(x=x, y=y + 12, text=bar.note, size=SMALL, color=color, halo=True))
     return y + 19
 
 

@@ -8,20 +8,16 @@ from itertools import pairwise
 
 from autoshard.drawing.scene import Circle, Color, Line, Path, Rect, Scene, Text, text_width
 from autoshard.figures.labels import SMALL, Entry, Labels, around, legend
-from autoshard.figures.palette import GREY, INK, PALE, PAPER, WASH
-from autoshard.figures.scale import (
-    Scale,
-    Unit,
-    byte_unit,
-    linear,
-    logarithmic,
-    number_text,
-    time_unit,
-)
+from autoshard.figures.palette import GREY, INK, PAPER, WASH
+from autoshard.figures.plot import Axis, frame
+from autoshard.figures.scale import Scale, byte_unit, linear, logarithmic, time_unit
 from autoshard.render.units import bytes_text, seconds_text
 
 _LOG_FROM = 8.0
 """Ratio of the most to the least from which an axis is logarithmic."""
+
+_MOST_NAMED = 16
+"""Of more dots only the best are named; the others have their tooltips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +55,12 @@ def pareto(dots: Sequence[Dot]) -> list[Dot]:
 
 
 def time_against_memory(
-    title: str, dots: Sequence[Dot], *, limit_bytes: float | None = None, width: float
+    title: str,
+    dots: Sequence[Dot],
+    *,
+    limit_bytes: float | None = None,
+    what: str = "step time",
+    width: float,
 ) -> Scene:
     """The scatter, with the front of the best and the limit.
 
@@ -67,6 +68,7 @@ def time_against_memory(
         title: for those who cannot see it.
         dots: what was tried.
         limit_bytes: of one device.
+        what: the seconds are of.
         width: of the picture.
     """
     height = min(400.0, max(280.0, width * 0.55))
@@ -87,9 +89,10 @@ def time_against_memory(
     x = logarithmic(known, left, right) if log_size else linear(known, left, right, zero=spread)
     per_byte = byte_unit((min if log_size else max)(known, default=1.0))
     labels = Labels(inside=(left + 1, top - 2, right + 12, bottom - 1))
-    _axes(scene, x, y, per_byte, per_time, (left, top, right, bottom))
+    up = Axis(scale=y, caption=what, unit=per_time)
+    frame(scene, Axis(scale=x, caption="memory of the fullest device", unit=per_byte), up)
     if limit_bytes is not None and limit_bytes in known:
-        _limit(scene, limit_bytes, x, top, bottom, right, labels)
+        _limit(scene, limit_bytes, x, up, labels)
     elif limit_bytes is not None:
         text = f"limit {bytes_text(limit_bytes)}: far to the right"
         scene.add(Text(x=right + 12, y=12, text=text, size=SMALL, anchor="end", color=GREY))
@@ -115,7 +118,8 @@ def time_against_memory(
             )
         )
     on_front = {id(d) for d in front}
-    for dot in sorted(dots, key=lambda d: (not d.chosen, id(d) not in on_front, d.seconds)):
+    named = [d for d in dots if len(dots) <= _MOST_NAMED or d.chosen or id(d) in on_front]
+    for dot in sorted(named, key=lambda d: (not d.chosen, id(d) not in on_front, d.seconds)):
         choices = []
         for words in filter(None, (dot.label, dot.short)):
             mark = Text(x=0, y=0, text=words, size=SMALL, color=INK, bold=dot.chosen, halo=True)
@@ -135,16 +139,8 @@ def _near(limit: float, sizes: Sequence[float]) -> bool:
     return limit < 2.5 * max(sizes, default=limit)
 
 
-def _limit(
-    scene: Scene,
-    limit: float,
-    x: Scale,
-    top: float,
-    bottom: float,
-    right: float,
-    labels: Labels,
-) -> None:
-    at = x(limit)
+def _limit(scene: Scene, limit: float, x: Scale, up: Axis, labels: Labels) -> None:
+    at, right, top, bottom = x(limit), x.end, up.scale.end, up.scale.start
     if right - at > 3:
         beyond = Rect(x=at, y=top, width=right - at, height=bottom - top, fill=WASH)
         scene.shapes.insert(0, beyond)
@@ -152,60 +148,9 @@ def _limit(
     labels.keep_free((at - 1, top, at + 1, bottom))
     text = f"limit {bytes_text(limit)}"
     half = text_width(text, SMALL, bold=True) / 2
-    caption = text_width("step time, ms, log", SMALL) + 12
+    caption = text_width(up.said, SMALL) + 12
     at = min(max(at, caption + half), right + 12 - half)
     scene.add(Text(x=at, y=12, text=text, size=SMALL, anchor="middle", bold=True, color=INK))
-
-
-def _axes(
-    scene: Scene,
-    x: Scale,
-    y: Scale,
-    per_byte: Unit,
-    per_time: Unit,
-    box: tuple[float, float, float, float],
-) -> None:
-    left, top, right, bottom = box
-    across = Scale(
-        low=x.low / per_byte.size, high=x.high / per_byte.size, start=left, end=right, log=x.log
-    )
-    up = Scale(
-        low=y.low / per_time.size, high=y.high / per_time.size, start=bottom, end=top, log=y.log
-    )
-    for value in across.ticks(max(3, int((right - left) / 90))):
-        at = across(value)
-        scene.shapes.insert(0, Line(x1=at, y1=top, x2=at, y2=bottom, color=PALE))
-        scene.add(
-            Text(
-                x=at,
-                y=bottom + 16,
-                text=number_text(value),
-                size=SMALL,
-                anchor="middle",
-                color=GREY,
-            )
-        )
-    for value in up.ticks(6):
-        at = up(value)
-        scene.shapes.insert(0, Line(x1=left, y1=at, x2=right, y2=at, color=PALE))
-        scene.add(
-            Text(
-                x=left - 6, y=at + 4, text=number_text(value), size=SMALL, anchor="end", color=GREY
-            )
-        )
-    step = f"step time, {per_time.name}" + (", log" if y.log else "")
-    memory = f"memory of the fullest device, {per_byte.name}" + (", log" if x.log else "")
-    scene.add(
-        Text(x=2, y=12, text=step, size=SMALL, color=GREY),
-        Text(
-            x=(left + right) / 2,
-            y=bottom + 33,
-            text=memory,
-            size=SMALL,
-            anchor="middle",
-            color=GREY,
-        ),
-    )
 
 
 def _front(scene: Scene, front: Sequence[Dot], x: Scale, y: Scale, labels: Labels) -> None:

@@ -140,6 +140,29 @@ class Plan(PlanDocument):
 
         return export(self, target, lambda: self.program(model))
 
+    def report(self, path: str | Path, model: nn.Module | str | None = None) -> None:
+        """Write the plan as one self-contained HTML page; see :mod:`autoshard.report`.
+
+        The predicted timeline is in it where the model is at hand.
+
+        Args:
+            path: the file.
+            model: the model, where the plan does not remember it.
+
+        Raises:
+            RequestError: it cannot be written.
+        """
+        from autoshard.report import plan_page
+
+        is_known = model is not None or self._captured is not None or self.model.source is not None
+        page = plan_page(self, self.trace(model) if is_known else None)
+        try:
+            Path(path).write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise RequestError(
+                f"cannot write {path}: {error.strerror}; name another file"
+            ) from error
+
     def validate(  # type: ignore[override]  # pydantic has a deprecated method of that name
         self,
         model: nn.Module | str | None = None,

@@ -8,6 +8,8 @@ Content-Security-Policy can name them by their hashes.
 from autoshard.report.figure import Figure, write_figures
 from autoshard.report.page import SCRIPT_SHA256, STYLE_SHA256
 from autoshard.report.plan_page import plan_figures, plan_page
+from autoshard.report.sweep_figures import sweep_figures
+from autoshard.report.sweep_page import sweep_page
 
 __all__ = [
     "SCRIPT_SHA256",
@@ -15,5 +17,7 @@ __all__ = [
     "Figure",
     "plan_figures",
     "plan_page",
+    "sweep_figures",
+    "sweep_page",
     "write_figures",
 ]

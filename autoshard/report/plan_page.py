@@ -25,7 +25,7 @@ from autoshard.report.page import (
     warnings,
 )
 
-_METHOD = (
+METHOD = (
     "An operator takes the longer of its floating-point operations at the sustained rate and its "
     "bytes at the sustained bandwidth, and never less than its launch (roofline).",
     "A collective takes the time of the fastest of the known algorithms (ring, tree, by tiers, "
@@ -127,8 +127,8 @@ def plan_figures(
                 name="timeline",
                 title="The predicted timeline",
                 caption="The whole step: the higher a track stands, the more of that moment it is "
-                "busy. Below it, one block of the middle, event by event. The command autoshard trace "
-                "writes all of it for Perfetto.",
+                "busy. Below it, one block of the middle, event by event. The command autoshard "
+                "trace writes all of it for Perfetto.",
                 draw=lambda width: timeline.timeline(trace, width=width),
             )
         )
@@ -313,7 +313,7 @@ def _assumed(plan: PlanDocument) -> list[str]:
     out = ["<h2>What this rests on</h2>"]
     if plan.assumptions:
         out += ["<h3>Assumed about the request</h3>", bullets(plan.assumptions)]
-    out += ["<h3>How the figures come about</h3>", bullets((*_METHOD, _buckets(plan)))]
+    out += ["<h3>How the figures come about</h3>", bullets((*METHOD, _buckets(plan)))]
     out += [
         "<h3>The cluster's numbers and where they come from</h3>",
         cluster_table(plan.cluster),
