@@ -25,7 +25,6 @@ class Child:
         os.set_blocking(self.fd, False)
         gc.collect()
         gc.freeze()  # or the first collection of each job copies every page
-        self.base = tree.own_bytes(os.getpid())
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:

@@ -158,7 +158,7 @@ class Worker:
                 return "stop"
             if time.monotonic() > ends:
                 return Result(problem=problems.too_long(limits.job_s))
-            if watch.now() and tree.extra_bytes(child.base) > limits.job_bytes:
+            if watch.now() and tree.bytes_below() > limits.job_bytes:
                 return Result(problem=problems.too_much_memory(limits.job_bytes))
             try:
                 if beat.now():

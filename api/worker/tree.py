@@ -36,13 +36,13 @@ def adopt_orphans() -> None:
 
 
 def own_bytes(pid: int) -> int:
-    """Anonymous memory of a process that is resident, what it shares since a fork too."""
+    """Anonymous and shared memory of a process; pages that n processes have count for 1/n."""
     try:
-        text = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii", "replace")
     except OSError:
         return 0
-    kib = [line.split()[1] for line in text.splitlines() if line.startswith(("RssAnon", "RssShm"))]
-    return 1024 * sum(map(int, kib))
+    lines = [line.split() for line in text.splitlines()]
+    return 1024 * sum(int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:"))
 
 
 def data_bytes() -> int:
@@ -60,13 +60,9 @@ def descendants() -> list[int]:
     return []
 
 
-def extra_bytes(base: int) -> int:
-    """Memory of all processes below this one, less what each had from its fork.
-
-    Args:
-        base: bytes that each shares with this process.
-    """
-    return sum(max(0, own_bytes(pid) - base) for pid in descendants())
+def bytes_below() -> int:
+    """Memory of all processes below this one."""
+    return sum(own_bytes(pid) for pid in descendants())
 
 
 def end_all(wait_s: float = 5.0) -> None:
