@@ -35,8 +35,8 @@ ENVIRONMENT = {
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-STEADY_S = 30.0
-"""A worker that lived so long is replaced at once; one that did not, after a growing pause."""
+STEADY_S = 2.0
+"""A worker that lived so long did start, and is replaced at once; else after a growing pause."""
 
 
 def warm() -> None:

@@ -15,7 +15,8 @@ from autoshard.api.settings import Settings
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-STEADY_S = 60.0
+STEADY_S = 10.0
+"""A nursery that lived so long is replaced at once."""
 
 
 class Supervisor:
@@ -77,7 +78,7 @@ class Supervisor:
                 return
             logger().warning("workers ended", status=status)
             failures = 0 if time.monotonic() - born > STEADY_S else failures + 1
-            pause = min(FIRST_WAIT_S * 2 ** max(0, failures - 1), LONGEST_WAIT_S)
+            pause = min(FIRST_WAIT_S * 2 ** (failures - 1), LONGEST_WAIT_S) if failures else 0.0
             if self._stopping.wait(pause):
                 return
 

@@ -244,8 +244,8 @@ def disturbed(
     in_flight: int,
     workers: int,
     seed: int,
-    pause_s: tuple[float, float] = (0.0, 4.0),
-    shares: tuple[float, float, float] = (0.15, 0.05, 0.8),
+    pause_s: tuple[float, float] = (0.0, 3.0),
+    shares: tuple[float, float, float] = (0.1, 0.04, 0.86),
 ) -> Outcome:
     """Kill at random moments while so many jobs are in flight, then see what became of all.
 
@@ -259,7 +259,7 @@ def disturbed(
         in_flight: jobs that wait or run whenever something is killed.
         workers: of the server.
         seed: of the moments and of what is killed.
-        pause_s: shortest and longest time between two kills.
+        pause_s: shortest and longest time that what is killed is left alone before.
         shares: how often the server, the nursery, a worker is killed.
     """
     started = time.monotonic()
@@ -278,9 +278,8 @@ def disturbed(
                 job = server.submit(request, f"job {number}")
                 sent.append(job)
                 open_jobs.append(job)
-            time.sleep(rng.uniform(*pause_s))
-            outcome.kills[_kill(server, rng, shares)] += 1
-        _wait_for(store, sent, 60 + 10 * in_flight)
+            outcome.kills[_kill(server, rng, pause_s, shares)] += 1
+        _wait_for(store, sent, 120 + 10 * in_flight)
         _examine(store, sent, expected, outcome)
         if (status := server.stop()) != 0:
             outcome.wrong.append(f"the server's exit status was {status}")
@@ -290,21 +289,33 @@ def disturbed(
     return outcome
 
 
-def _kill(server: Server, rng: random.Random, shares: tuple[float, float, float]) -> str:
+def _kill(
+    server: Server,
+    rng: random.Random,
+    pause_s: tuple[float, float],
+    shares: tuple[float, float, float],
+) -> str:
+    """Kill something at a random moment of its life, and start the server again if it was that."""
     (what,) = rng.choices(("server", "nursery", "worker"), shares)
+    moment = rng.uniform(*pause_s)
     if what == "server":
+        time.sleep(moment)
         server.kill()
         server.start()
         return what
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
+    seen = False
     while time.monotonic() < deadline:
         nursery, workers = server.tree()
-        victims = nursery if what == "nursery" else workers
-        if victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rng.choice(victims), signal.SIGKILL)
-            return what
-        time.sleep(0.02)
+        if victims := nursery if what == "nursery" else workers:
+            if seen:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rng.choice(victims), signal.SIGKILL)
+                return what
+            seen = True
+            time.sleep(moment)
+        else:
+            time.sleep(0.02)
     raise AssertionError(f"there is no {what} to kill; see {server.log}")
 
 
