@@ -46,10 +46,15 @@ function block(label, text) {
     h("pre", { tabindex: "0" }, text));
 }
 
-/** Both lines with a button to copy each. */
-export function commandsOf(request, withKey) {
+/**
+ * The lines with a button to copy each; `request` is null where a plan does not tell what it was
+ * asked with, and `document` is the address of its JSON.
+ */
+export function commandsOf(request, { withKey, document }) {
+  const config = request?.model.config ? " (config.json is what was pasted)" : "";
   return h("details", { class: "commands" },
     h("summary", {}, "The same from a terminal"),
-    block("On your machine", cliOf(request)),
-    block("From this service", curlOf(request, withKey)));
+    request ? block(`Plan on your machine${config}`, cliOf(request)) : null,
+    request ? block("Plan by this service", curlOf(request, withKey)) : null,
+    block("Fetch this plan", `curl ${quoted(document)}`));
 }

@@ -2,6 +2,7 @@
 
 import { byId, h } from "./dom.js";
 import { bytes, count, integer, plural } from "./format.js";
+import { jsonFault } from "./json.js";
 
 const FIRST = { model: "llama-3-8b", cluster: "h100", devices: 8 };
 const VISION = ["resnet", "vit", "swin", "convnext"];
@@ -25,20 +26,6 @@ class Wrong extends Error {
   constructor(id, message) {
     super(message);
     this.id = id;
-  }
-}
-
-/** Where a JSON text breaks: {message} with line and column as people count them. */
-export function jsonFault(text) {
-  try {
-    JSON.parse(text);
-    return null;
-  } catch (error) {
-    const found = /position (\d+)/.exec(error.message);
-    const at = found ? Number(found[1]) : text.length;
-    const before = text.slice(0, at).split("\n");
-    const what = error.message.replace(/^JSON\.parse: /, "").replace(/ in JSON at position.*$/s, "").replace(/ \(line.*$/s, "");
-    return { at, message: `Line ${before.length}, column ${before.at(-1).length + 1}: ${what}` };
   }
 }
 

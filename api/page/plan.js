@@ -1,6 +1,6 @@
 // The answer: what the plan is, as pictures first, then in tables.
 
-import { getJson, key, planPath, request } from "./api.js";
+import { absolute, getJson, key, planPath, request } from "./api.js";
 import { alternativesFigure } from "./charts/alternatives.js";
 import { meshFigure } from "./charts/mesh.js";
 import { memoryFigure } from "./charts/memory.js";
@@ -11,7 +11,7 @@ import { announce, copyButton, h, save } from "./dom.js";
 import { deviceCount, memoryTotal, meshText, requestOf, throughput, tokensOfStep } from "./facts.js";
 import { bytes, count, digits, integer, moment, percent, plural, seconds } from "./format.js";
 import { parametersTable } from "./parameters.js";
-import { alternativesTable, collectivesTable, measurementsTable } from "./tables.js";
+import { alternativesTable, collectivesTable, measurementsTable, validationText } from "./tables.js";
 
 let serial = 0;
 
@@ -126,6 +126,7 @@ function clusterFacts(plan) {
  */
 export function planView(envelope, { models, keysRequired, known = null, signal }) {
   const { plan } = envelope;
+  const { validation } = envelope.summary;
   const again = known ?? requestOf(plan, models);
   const steps = stepTimeFigure(plan);
   const rows = [];
@@ -140,8 +141,10 @@ export function planView(envelope, { models, keysRequired, known = null, signal 
     plan.warnings.length
       ? h("div", { class: "notice" }, h("strong", {}, plan.warnings.length > 1 ? "Warnings" : "Warning"), h("ul", {}, plan.warnings.map((w) => h("li", {}, w))))
       : null,
-    plan.measurements.length
-      ? card("Predicted beside measured", plan.measurements[0].devices, measurementsTable(plan.measurements))
+    validation || plan.measurements.length
+      ? card("Validation", plan.measurements[0]?.devices, h("div", { class: "stack small" },
+        validation ? validationText(validation) : null,
+        plan.measurements.length ? measurementsTable(plan.measurements) : null))
       : null,
     h("div", { class: "grid two" },
       h("div", { class: "stack" },
@@ -157,7 +160,10 @@ export function planView(envelope, { models, keysRequired, known = null, signal 
     card("Assumptions", null, h("div", { class: "stack small" },
       plan.assumptions.length ? h("ul", { class: "plain" }, plan.assumptions.map((a) => h("li", {}, a))) : null,
       clusterFacts(plan)), "long"),
-    again ? h("section", { class: "card no-print", "aria-label": "Commands" }, commandsOf(again, keysRequired || key() !== null)) : null,
+    h("section", { class: "card no-print", "aria-label": "Commands" }, commandsOf(again, {
+      withKey: keysRequired || key() !== null,
+      document: absolute(planPath(envelope.id, shareOf(envelope))).href,
+    })),
     h("p", { class: "hint" }, `Plan ${envelope.id}, made ${moment(envelope.created_s)}; model ${plan.model.fingerprint}, seed ${plan.seed}, strategy ${plan.strategy}`));
 }
 

@@ -41,7 +41,7 @@ export function problemCard(body, { status = null, apply = null } = {}) {
     body.nearest?.length
       ? h("div", { class: "stack small" }, h("h3", {}, "What would fit"), nearestList(body.nearest, apply))
       : null,
-    status || body.request_id
-      ? h("p", { class: "hint" }, [status ? `Status ${status}` : null, body.request_id ? `request ${body.request_id}` : null].filter(Boolean).join(", "))
+    status || body.instance
+      ? h("p", { class: "hint" }, [status ? `Status ${status}` : null, body.instance ? `request ${body.instance}` : null].filter(Boolean).join(", "))
       : null);
 }

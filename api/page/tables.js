@@ -43,6 +43,20 @@ export function collectivesTable(plan) {
   return scroll("Collectives", [["Collective", ""], ["Over axis", ""], ["Phase", ""], ["Count", "number"], ["Bytes", "number"], ["Time", "number"], ["", ""]], rows, { id: "collectives" });
 }
 
+/** What a validation found, in words. */
+export function validationText(report) {
+  const { passed, collectives, checks, devices } = report;
+  const badge = h("span", { class: `badge ${passed ? "succeeded" : "failed"}` }, passed ? "passed" : "failed");
+  const sent = collectives.differences === 0
+    ? `${integer(collectives.issued)} collectives were issued, exactly those that were predicted.`
+    : `${integer(collectives.differences)} collectives differ from the ${integer(collectives.predicted)} predicted: ${collectives.first}`;
+  if (!checks) return h("p", {}, badge, ` A dry run on ${integer(devices)} simulated devices: ${sent}`);
+  const worst = checks.reduce((a, b) => (b.deviation > a.deviation ? b : a), { deviation: 0, name: "none" });
+  return h("p", {}, badge, ` Run on ${integer(devices)} real processes and compared with one device: `
+    + `${integer(checks.length)} values (loss, outputs, gradients) differ by ${worst.deviation.toExponential(1)} at most (${worst.name}), `
+    + `where ${report.tolerance.toExponential(0)} is allowed. ${sent}`);
+}
+
 /** Prediction and measurement as pairs of bars. */
 export function measurementsTable(measurements) {
   const rows = measurements.flatMap((m) => {
@@ -54,7 +68,7 @@ export function measurementsTable(measurements) {
       const most = Math.max(predicted, measured);
       const off = predicted / measured - 1;
       return h("tr", {},
-        h("th", { scope: "row" }, name, h("div", { class: "hint" }, m.devices)),
+        h("th", { scope: "row" }, name),
         h("td", {}, bar(predicted / most, "predicted"), bar(measured / most, "measured")),
         h("td", { class: "number" }, text(predicted)),
         h("td", { class: "number" }, text(measured)),
