@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -194,6 +194,8 @@ def _run(
             tick()
             gone = [p for p in running if p.poll() is not None]
             running[:] = [p for p in running if p not in gone]
+            for process in gone:
+                _close(process)
             if counts.finished > before:
                 deaths, before = 0, counts.finished
             deaths += sum(p.returncode != 0 for p in gone)
@@ -213,8 +215,9 @@ def _start(told: dict[str, Any]) -> subprocess.Popen[bytes]:
         env=environment,
     )
     assert process.stdin is not None
-    process.stdin.write(json.dumps(told).encode() + b"\n")
-    process.stdin.flush()
+    with suppress(BrokenPipeError):  # it has died; its exit status says so
+        process.stdin.write(json.dumps(told).encode() + b"\n")
+        process.stdin.flush()
     return process
 
 
@@ -244,5 +247,11 @@ def _processes() -> Iterator[list[subprocess.Popen[bytes]]]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
+            _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """Let go of a process that has ended."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()

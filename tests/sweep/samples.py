@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-GPT2 = {
+GPT2: dict[str, Any] = {
     "name": "tiny-gpt2",
     "config": {
         "model_type": "gpt2",
@@ -20,7 +20,7 @@ GPT2 = {
         "eos_token_id": 0,
     },
 }
-RESNET = {
+RESNET: dict[str, Any] = {
     "name": "tiny-resnet",
     "config": {
         "model_type": "resnet",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from autoshard.sweeps.machine import computing
 
@@ -24,19 +25,21 @@ def begin(alone: bool, ready: threading.Event, over: threading.Event) -> threadi
     return thread
 
 
+def end(over: threading.Event, thread: threading.Thread) -> None:
+    over.set()
+    thread.join(WAIT_S)
+
+
 def started(*alone: bool) -> tuple[list[threading.Event], list[Callable[[], None]]]:
     """Threads that compute, one after the other; their starts, and how to end each."""
-    ready, ends = [], []
+    ready: list[threading.Event] = []
+    ends: list[Callable[[], None]] = []
     for each in alone:
         come, over = threading.Event(), threading.Event()
         thread = begin(each, come, over)
 
-        def end(over: threading.Event = over, thread: threading.Thread = thread) -> None:
-            over.set()
-            thread.join(WAIT_S)
-
         ready.append(come)
-        ends.append(end)
+        ends.append(partial(end, over, thread))
         come.wait(0.1)
     return ready, ends
 
@@ -44,8 +47,8 @@ def started(*alone: bool) -> tuple[list[threading.Event], list[Callable[[], None
 def test_planners_compute_together() -> None:
     ready, ends = started(False, False)
     assert all(r.wait(WAIT_S) for r in ready)
-    for end in ends:
-        end()
+    for each in ends:
+        each()
 
 
 def test_a_measurement_waits_for_planners_and_keeps_new_ones_out() -> None:
@@ -74,6 +77,6 @@ def test_a_killed_process_lets_go() -> None:
         "with computing(alone=True): os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    (ready,), (end,) = started(True)
+    (ready,), (over,) = started(True)
     assert ready.wait(WAIT_S)
-    end()
+    over()

@@ -212,10 +212,10 @@ def test_searches_are_kept_as_optuna_studies(tmp_path: Path) -> None:
     import optuna
 
     url = f"sqlite:///{tmp_path / 'studies.db'}"
-    document = grid(exclude=[{"global_batch": 8}])
+    document = grid(exclude=[{"global_batch": 8}, {"cluster": "h100"}])
     autoshard.sweep(document, storage=tmp_path / "s.db", studies=url, progress=False)
     studies = optuna.get_all_study_summaries(url)
-    assert len(studies) == len(read_sweep(document).points) == 6
+    assert len(studies) == len(read_sweep(document).points) == 3
     assert all(s.n_trials >= 1 for s in studies)
 
 
