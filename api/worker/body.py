@@ -25,7 +25,7 @@ Say = Callable[[dict[str, Any]], None]
 Run = Callable[[Kind, dict[str, Any], Say], Result]
 """From a request to a result: ``task.run_request``."""
 
-NICE = 10
+NICE = 5
 """Planning gives way to the server, which is on the same machine."""
 
 

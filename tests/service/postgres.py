@@ -55,7 +55,7 @@ def server() -> Iterator[str]:
     try:
         init = ["-D", data, "-U", USER, "--auth=trust", "--no-sync", "--locale=C.UTF-8"]
         _as_user([str(bin_folder / "initdb"), *init], folder)
-        options = f"-h 127.0.0.1 -p {port} -k {folder} -c max_connections=200"
+        options = f"-h 127.0.0.1 -p {port} -k {folder} -c max_connections=200 -c fsync=off"
         start = ["-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start"]
         _as_user([str(bin_folder / "pg_ctl"), *start], folder)
         try:
@@ -71,3 +71,10 @@ def new_database(url: str, name: str) -> str:
     with psycopg.connect(f"{url}/postgres", autocommit=True) as connection:
         connection.execute(f'CREATE DATABASE "{name}"'.encode())
     return f"{url}/{name}"
+
+
+def empty(url: str) -> None:
+    """Drop all tables of a database."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")

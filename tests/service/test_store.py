@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 import subprocess
 import sys
@@ -31,23 +30,24 @@ from autoshard.api.wire import Kind
 from tests.service import postgres
 
 PLAN = Result(summary={"name": "a"}, document=b'{"a": 1}', trace=b"\x1f\x8b")
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
     if postgres.programs() is None:
         pytest.skip("PostgreSQL is not installed")
-    with postgres.server() as url:
-        yield url
+    with postgres.server() as server:
+        yield postgres.new_database(server, "service")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'deep' / 'service.db'}"
-    server = request.getfixturevalue("postgres_url")
-    return postgres.new_database(server, f"test_{next(_numbers)}")
+    found: str = request.getfixturevalue("postgres_url")
+    postgres.empty(found)
+    return found
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def store(url: str) -> Iterator[Store]:
 def send(
     store: Store, what: object = 0, *, owner: str = "local", kind: Kind = "plan", **more: Any
 ) -> tuple[Job, bool]:
-    limits = {"queued_limit": 1000, "owner_limit": 1000, "daily_limit": 1000}
+    limits: dict[str, Any] = {"queued_limit": 1000, "owner_limit": 1000, "daily_limit": 1000}
     request = {"model": {"preset": str(what)}}
     return store.submit(owner, kind, request, f"{kind} {what}", **(limits | more))
 
@@ -166,7 +166,7 @@ class TestCallers:
     def test_long_documents_are_cut_but_for_the_worker(self, store: Store) -> None:
         graph = {"name": "big", "nodes": [{"op": "a" * 100}] * 100}
         request = {"model": {"graph": graph}, "cluster": {"preset": "h100", "devices": 8}}
-        limits = {"queued_limit": 9, "owner_limit": 9, "daily_limit": 9}
+        limits: dict[str, Any] = {"queued_limit": 9, "owner_limit": 9, "daily_limit": 9}
         job, _ = store.submit("local", "plan", request, "d", **limits)
         assert job.request == {"model": {"graph": {"name": "big"}}, "cluster": request["cluster"]}
         assert claim(store).job.request == request
@@ -184,7 +184,7 @@ class TestCallers:
     def test_any_text_is_kept(self, store: Store) -> None:
         text = "é \u2028 \ud800 \x00 🙂"
         request = {"model": {"preset": text}}
-        limits = {"queued_limit": 9, "owner_limit": 9, "daily_limit": 9}
+        limits: dict[str, Any] = {"queued_limit": 9, "owner_limit": 9, "daily_limit": 9}
         store.submit("local", "plan", request, "d", **limits)
         assert claim(store).job.request == request
 

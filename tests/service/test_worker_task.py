@@ -139,7 +139,7 @@ def test_where_nothing_fits_it_says_what_binds() -> None:
         lambda path: subprocess.run(["true"], check=False),
         lambda path: os.system("true"),
         lambda path: socket.create_connection(("127.0.0.1", 9)),
-        lambda path: Path(autoshard.__file__).open("a"),
+        lambda path: os.open(autoshard.__file__, os.O_RDWR),
         lambda path: __import__("pickle").loads(b"cos\nsystem\n."),
     ],
 )
