@@ -16,8 +16,8 @@ _OVER = 2  # drawn larger by this and shrunk: Pillow's shapes have no soft edges
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
-def to_png(scene: Scene) -> bytes:
-    """The picture as PNG, twice as large as the scene says."""
+def to_png(scene: Scene, *, margin: float = 0.0) -> bytes:
+    """The picture as PNG, twice as large as the scene says, with room around it."""
     factor = _SCALE * _OVER
     size = round(scene.width * factor), round(scene.height * factor)
     image = Image.new("RGB", size, "#ffffff")
@@ -28,6 +28,11 @@ def to_png(scene: Scene) -> bytes:
         else:
             _draw(draw, shape, factor)
     image = image.resize((size[0] // _OVER, size[1] // _OVER), Image.Resampling.LANCZOS)
+    if margin:
+        edge = round(margin * _SCALE)
+        framed = Image.new("RGB", (image.width + 2 * edge, image.height + 2 * edge), "#ffffff")
+        framed.paste(image, (edge, edge))
+        image = framed
     out = io.BytesIO()
     image.save(out, "PNG", optimize=True)
     return out.getvalue()

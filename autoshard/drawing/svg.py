@@ -10,7 +10,7 @@ from autoshard.drawing.scene import Circle, Color, Line, Path, Rect, Scene, Shap
 FONTS = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 
 
-def to_svg(scene: Scene, *, names: Mapping[Color, str] | None = None) -> str:
+def to_svg(scene: Scene, *, names: Mapping[Color, str] | None = None, margin: float = 0.0) -> str:
     """The picture as one SVG document, without outside references.
 
     Args:
@@ -18,18 +18,25 @@ def to_svg(scene: Scene, *, names: Mapping[Color, str] | None = None) -> str:
         names: names of colours, for a picture inside a page: a shape that is filled (or drawn) in
             one of them has the class ``f-NAME`` (or ``s-NAME``), so that a stylesheet can give it
             another colour; the attributes hold the scene's own. The background is then the page's.
+        margin: room around it.
     """
     draw = _Writer(names or {})
-    width, height = _number(scene.width), _number(scene.height)
+    edge = _number(-margin)
+    width, height = (_number(side + 2 * margin) for side in (scene.width, scene.height))
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" role="img" font-family="{FONTS}">',
+        f'viewBox="{edge} {edge} {width} {height}" role="img" font-family="{FONTS}">',
         f"<title>{_text(scene.title)}</title>",
-        *([] if names else [f'<rect width="{width}" height="{height}" fill="#ffffff"/>']),
+        *([] if names else [_background(edge, width, height)]),
         *(draw.shape(shape) for shape in scene.shapes),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _background(edge: str, width: str, height: str) -> str:
+    place = "" if edge == "0" else f' x="{edge}" y="{edge}"'
+    return f'<rect{place} width="{width}" height="{height}" fill="#ffffff"/>'
 
 
 class _Writer:
@@ -130,4 +137,5 @@ def _text(value: object) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text

@@ -75,7 +75,7 @@ def mesh(
             scene.add(Text(x=end, y=top + 16, text=text, size=SMALL, anchor="end", color=GREY))
     y += -(-len(drawn) // across) * (node_height + GAP)
     if len(drawn) < nodes:
-        hidden = f"{nodes - len(drawn):,} nodes between node {drawn[-2]} and node {nodes - 1:,}"
+        hidden = f"{nodes - len(drawn):,} nodes before node {nodes - 1:,}"
         scene.add(Text(x=2, y=y + 14, text=f"not drawn: {hidden}", size=PLAIN, color=GREY))
         y += 20
     scene.height = y + 2

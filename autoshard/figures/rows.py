@@ -85,9 +85,10 @@ def kind_of(row: Row) -> str:
 
 
 def mesh_text(row: Row) -> str:
-    """``4 x 2`` of ``data=4, model=2``; axes of size 1 left out."""
-    sizes = [part.partition("=")[2].strip() for part in str(row.get("mesh") or "").split(",")]
-    return " x ".join(s for s in sizes if s and s != "1")
+    """``4 x 2`` of ``data=4, model=2``; axes of size 1 left out, ``data=4`` where one is left."""
+    parts = [part.strip() for part in str(row.get("mesh") or "").split(",")]
+    active = [p for p in parts if "=" in p and p.partition("=")[2] != "1"]
+    return active[0] if len(active) == 1 else " x ".join(p.partition("=")[2] for p in active)
 
 
 def rate(row: Row) -> float:

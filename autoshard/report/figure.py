@@ -16,6 +16,9 @@ from autoshard.report.page import clean
 WIDE, NARROW = 830.0, 346.0
 """Pixels: the text column of a page, and that of a phone of 390 with its margins."""
 
+MARGIN = 12.0
+"""Around a picture that is a file of its own."""
+
 FORMATS = ("png", "svg")
 
 
@@ -67,7 +70,11 @@ def write_figures(
         for figure in figures:
             scene = figure.draw(width)
             path = folder / f"{figure.name}.{kind}"
-            path.write_bytes(to_png(scene) if kind == "png" else to_svg(scene).encode())
+            path.write_bytes(
+                to_png(scene, margin=MARGIN)
+                if kind == "png"
+                else to_svg(scene, margin=MARGIN).encode()
+            )
             out.append(path)
     except OSError as error:
         raise RequestError(

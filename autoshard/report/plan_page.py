@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from autoshard.errors import RequestError
 from autoshard.figures import alternatives, mesh, plan_bars, timeline
 from autoshard.plan import PlanDocument, TensorDocument
 from autoshard.render.plan import cluster_text, measured_section, tensors_section
@@ -316,9 +317,16 @@ def _assumed(plan: PlanDocument) -> list[str]:
     out += ["<h3>How the figures come about</h3>", bullets((*METHOD, _buckets(plan)))]
     out += [
         "<h3>The cluster's numbers and where they come from</h3>",
-        cluster_table(plan.cluster),
+        _cluster(plan),
     ]
     return out
+
+
+def _cluster(plan: PlanDocument) -> str:
+    try:
+        return cluster_table(plan.cluster)
+    except RequestError as error:
+        return note(f"the plan's cluster document tells none: {error}")
 
 
 def _buckets(plan: PlanDocument) -> str:

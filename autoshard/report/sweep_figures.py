@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,13 +55,16 @@ def sweep_figures(rows: Sequence[Row]) -> tuple[Figure, ...]:
         for name, mine in places.items()
         if done(mine)
     ]
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    names: Counter[str] = Counter()
     kept = []
     for figure in out:
         kind = figure.name.split("-")[0]
-        counts[kind] = counts.get(kind, 0) + 1
+        counts[kind] += 1
+        names[figure.name] += 1
         if counts[kind] <= MOST_OF_A_KIND:
-            kept.append(figure)
+            again = names[figure.name]
+            kept.append(replace(figure, name=f"{figure.name}-{again}") if again > 1 else figure)
     return tuple(kept)
 
 

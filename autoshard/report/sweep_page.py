@@ -204,7 +204,7 @@ def _assumed(rows: Sequence[Row]) -> list[str]:
         out += [folded(f"Assumed about the requests: {len(said)}", bullets(said[:200]))]
     out += ["<h3>How the figures come about</h3>", bullets(METHOD)]
     out.append("<h3>The clusters' numbers and where they come from</h3>")
-    documents = {str(p["cluster"].get("name")): p["cluster"] for p in plans}
+    documents = {str(r.get("cluster")): r["plan"]["cluster"] for r in rows if r.get("plan")}
     for name in dict.fromkeys(str(r.get("cluster")) for r in rows):
         document = documents.get(name)
         if document is None and name in presets():
