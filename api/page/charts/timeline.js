@@ -5,6 +5,11 @@ import { bytes, seconds, secondsTick } from "../format.js";
 import { ticksBetween } from "./scale.js";
 
 const LANE = 34;
+const LEGEND = [
+  ["forward", "forward"], ["backward", "backward"], ["optimizer", "optimizer"],
+  ["communication", "communication not hidden"],
+  ["hidden-communication", "communication hidden"],
+];
 const CLOSEST = 4000; // how far one may zoom in
 
 /** Lanes of rank 0 with their bars in order of time, and the length of all; µs become seconds. */
@@ -112,7 +117,7 @@ export function timelineFigure(trace) {
         if (bar.end < from || bar.start > to) continue;
         const [a, b] = [Math.max(x(bar.start), left - 2), Math.min(x(bar.end), right + 2)];
         const kind = classOf(bar);
-        if (b - a < 1.2) {
+        if (b - a < 1.6) {
           if (run && run.kind === kind && a - run.end < 0.6) run.end = Math.max(run.end, b);
           else {
             flush();
@@ -121,10 +126,11 @@ export function timelineFigure(trace) {
           continue;
         }
         flush();
-        area.append(s("rect", { class: `bar ${kind}`, x: a, y: y + 2, width: Math.max(b - a - (b - a > 3 ? 0.6 : 0), 0.6), height: LANE - 4 }));
+        area.append(s("rect", { class: `bar ${kind}`, x: a, y: y + 2, width: b - a - (b - a > 6 ? 1 : 0), height: LANE - 4 }));
         const room = Math.floor((b - a - 8) / 7.1);
         if (room >= 4) {
-          const text = bar.name.length > room ? `${bar.name.slice(0, room - 1)}…` : bar.name;
+          // The end of a dotted name says more than its beginning.
+          const text = bar.name.length > room ? `…${bar.name.slice(1 - room)}` : bar.name;
           texts.append(s("text", { class: `inside on-${kind}`, x: a + 5, y: y + 22 }, text));
         }
       }
@@ -205,5 +211,7 @@ export function timelineFigure(trace) {
         button("Whole step", "Whole step", ACTIONS.Home)),
       range),
     box,
+    h("p", { class: "legend", "aria-hidden": "true" }, LEGEND.map(([kind, text]) =>
+      h("span", {}, h("span", { class: `swatch ${kind}` }), text))),
     read);
 }
