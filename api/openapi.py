@@ -13,13 +13,25 @@ from autoshard import __version__
 from autoshard.api.presets import cluster_presets, model_presets
 from autoshard.api.problems import MEDIA_TYPE, PREFIX
 from autoshard.api.settings import Limits, Settings
-from autoshard.api.wire import ClusterDocument, EstimateRequest, PlanRequest, Problem
+from autoshard.api.wire import ENDED, ClusterDocument, EstimateRequest, PlanRequest, Problem
 from autoshard.cluster import ALIASES
 from autoshard.graph import SCHEMA_VERSION
 from autoshard.planner.request import ALL_AXES, SHORT_AXES
 
 REF = "#/components/schemas/{model}"
 BODIES: tuple[type[BaseModel], ...] = (PlanRequest, EstimateRequest, ClusterDocument)
+
+EVENT = {
+    "description": "one event; `data` is JSON, of 'progress' as a job's `progress`",
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "pattern": "^[0-9]+$"},
+        "event": {"enum": ["queued", "running", "progress", "cancelling", *ENDED]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+        "retry": {"type": "integer"},
+    },
+}
+"""One server-sent event."""
 
 REASONS = {
     400: "The body is not JSON, or not within the limits of what is read",
@@ -91,7 +103,7 @@ def body_of(model: type[BaseModel], *, posting: bool) -> dict[str, Any]:
             "description": "a name of this request: sent again, it is answered with the same job",
             "schema": {
                 "type": "string",
-                "pattern": "^[!#-~]{1,255}$",
+                "pattern": "^[!-~]{1,255}$",
                 "examples": ["8e03978e-40d5-43dd-bc93-6894a57f9324"],
             },
         },

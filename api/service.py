@@ -19,8 +19,8 @@ from autoshard.api.reading import Bodies
 from autoshard.api.settings import Settings
 from autoshard.api.store import Job, Store
 
-READY_BYTES = 64 * 2**20
-"""Memory for answers that never change."""
+READY_BYTES = 32 * 2**20
+"""Memory for answers that never change, of jobs and of plans each."""
 
 LOCAL = "local"
 """Owner of everything where no keys are asked for."""
@@ -74,7 +74,7 @@ class Service:
         self.rates = Rates(settings.limits.requests_per_minute)
         self.refusals = Rates(settings.limits.requests_per_minute)
         self.bodies = Bodies(settings.limits)
-        self.ready = ReadyAnswers()
+        self.ready_jobs, self.ready_plans = ReadyAnswers(), ReadyAnswers()
         self.draining = False
         self.streams = 0
 

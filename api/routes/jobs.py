@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from autoshard.api.openapi import faults, links
+from autoshard.api.openapi import EVENT, faults, links
 from autoshard.api.problems import Conflict, NotFound, TooMany
 from autoshard.api.routes.views import NO_STORE, job_bytes, job_view, ready, send_json, send_ready
 from autoshard.api.service import Service, context_of, in_thread, owner_of, service_of
@@ -79,11 +79,11 @@ async def list_jobs(
 async def read_job(request: Request, job_id: str) -> Response:
     """Once it has ended it never changes."""
     service = service_of(request)
-    if (found := service.ready.get(job_id)) is None:
+    if (found := service.ready_jobs.get(job_id)) is None:
         job = await _own(request, job_id)
         found = ready(job.owner, "", job_bytes(job))
         if job.state in ENDED:
-            service.ready.keep(job_id, found)
+            service.ready_jobs.keep(job_id, found)
     elif found.owner != owner_of(request):
         raise NotFound(f"there is no job {job_id[:100]!r}, or it is not yours")
     return send_ready(request, found, "private, no-cache")
@@ -116,7 +116,7 @@ async def cancel_job(request: Request, job_id: str) -> Response:
     summary="What happens to a job, as it happens",
     response_class=Response,
     responses={
-        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        200: {"content": {"text/event-stream": {"schema": EVENT}}},
         204: {"description": "It has ended, and the caller has heard of that"},
         **faults(404, 422, 429, 503),
     },

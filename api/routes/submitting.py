@@ -37,7 +37,7 @@ from autoshard.api.wire import ENDED, Kind, PlanRequest, digest, dumped
 
 QUEUE_RETRY_S = 5.0
 QUOTA_RETRY_S = 30.0
-_KEY = re.compile(r'"?([!-~ ]{1,255}?)"?')
+_KEY = re.compile(r"[!-~]{1,255}")
 _WAIT = re.compile(r'wait\s*=\s*"?(\d{1,9})"?')
 
 B = TypeVar("B", bound=BaseModel)
@@ -136,13 +136,13 @@ async def _wait(service: Service, job: Job, wait_s: float) -> Job:
 
 async def plan_ready(service: Service, plan_id: str) -> Ready | None:
     """A plan, ready to be sent."""
-    if (found := service.ready.get(plan_id)) is not None:
+    if (found := service.ready_plans.get(plan_id)) is not None:
         return found
     plan = await in_thread(service.store.plan, plan_id)
     if plan is None:
         return None
     found = ready(plan.owner, plan.share, plan_bytes(plan))
-    service.ready.keep(plan_id, found)
+    service.ready_plans.keep(plan_id, found)
     return found
 
 
@@ -161,11 +161,10 @@ def _idempotency_key(request: Request) -> str | None:
     value = request.headers.get("idempotency-key")
     if value is None:
         return None
-    found = _KEY.fullmatch(value.strip())
-    if found is None:
+    if not _KEY.fullmatch(value):
         detail = "a key has 1 to 255 visible ASCII characters; a fresh UUID is a good one"
         raise Invalid([Fault("", detail, "Idempotency-Key")])
-    return found[1]
+    return value
 
 
 def _preferred(request: Request, wait_s: float, most_s: float) -> tuple[float, str]:
