@@ -85,7 +85,9 @@ def _refuse(reading: Reading) -> None:
         lost.append(f"dtype {reading.plan.dtype}: accelerate has {', '.join(PRECISIONS)}")
     if lost:
         raise ExportUnsupported(
-            NAME, lost, "pin the parameters to be cut over data too, or export to dtensor or hf"
+            NAME,
+            lost,
+            "export to dtensor or hf, or constrain the parameters to be cut over data too",
         )
 
 
@@ -93,7 +95,7 @@ def _losses(reading: Reading, nodes: int) -> list[str]:
     plan = reading.plan
     out = list(reading.notes)
     if reading.tensor > 1:
-        out += unlike(reading, "most models' tp_plan")
+        out += unlike(reading, NAME, "most models' tp_plan")
         out.append(
             "which weights are tensor-parallel: accelerate takes the model's own tp_plan; "
             "target hf writes the plan's"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autoshard.errors import ExportUnsupported
 from autoshard.exports.reading import Reading, Style, listed
 
 STYLES: Mapping[str, Style] = {
@@ -26,8 +27,22 @@ FUSED: Mapping[str, int] = {"c_attn": 3}
 """Modules whose columns are several blocks, each of which is cut: query, key and value."""
 
 
-def unlike(reading: Reading, tool: str) -> tuple[str, ...]:
-    """What is said where a plan cuts weights otherwise than ``tool`` will."""
+def unlike(reading: Reading, target: str, tool: str) -> tuple[str, ...]:
+    """What is said where a plan cuts weights otherwise than ``tool`` will.
+
+    Raises:
+        ExportUnsupported: none of the weights that the plan cuts is one that the tool cuts.
+    """
+    strangers = [w.name for w in reading.cut_weights if w.module.rpartition(".")[2] not in STYLES]
+    if len(strangers) == len(reading.cut_weights):
+        raise ExportUnsupported(
+            target,
+            [
+                f"tensor parallelism ({reading.tensor}) of {listed(strangers)}: {tool} cuts the "
+                "layers of a transformer, and these are none that it knows"
+            ],
+            "export to dtensor or jax",
+        )
     other: dict[str, list[str]] = {}
     for weight in reading.weights:
         leaf = weight.module.rpartition(".")[2]

@@ -98,7 +98,8 @@ def _text(plan: PlanDocument) -> str:
     def table(tensors: dict[str, TensorDocument]) -> str:
         return "\n".join(f'    "{name}": {_spec(t)},' for name, t in tensors.items())
 
-    return f'''"""{plan.model.name} on {plan_mesh(plan)}, as planned by autoshard: {plan.label}.
+    return f'''"""{plan.model.name} on {plan_mesh(plan)}, as planned by autoshard:
+{plan.label}.
 
 For JAX 0.10. Parameters are named as in the torch model:
 

@@ -51,7 +51,7 @@ class Megatron:
             raise ExportUnsupported(NAME, [lost], "plan with --dtype bf16")
         losses = list(reading.notes)
         if reading.tensor > 1:
-            losses += unlike(reading, "Megatron-LM")
+            losses += unlike(reading, NAME, "Megatron-LM")
         losses.append(
             f"the model: Megatron-LM trains its own, so give --num-layers, --hidden-size and so on "
             f"as of {plan.model.name}"

@@ -27,6 +27,7 @@ from autoshard.graph import ModelGraph, Node
 from autoshard.plan import PlanDocument
 from autoshard.program import Program
 from autoshard.sharding.layout import Cut, R
+from autoshard.sharding.strategy import Choice
 
 Style = Literal["column", "row", "whole"]
 Kind = Literal["linear", "embedding", "product"]
@@ -198,17 +199,43 @@ class _Reader:
         if in_weight:
             return "row"
         first = rule.result[0] if rule.result else ()
-        leads = bool(first) and first[0] == choice.factor and choice.outer == 1
-        return "batch" if leads else "other"
+        leads = bool(first) and first[0] == choice.factor
+        return "batch" if leads and self._from_the_start(node, choice) else "other"
+
+    def _from_the_start(self, node: Node, choice: Choice) -> bool:
+        """Whether a cut, with those of other axes that it lies in, is of a factor's first digit."""
+        done = 1
+        cuts = sorted(
+            (c.outer, size)
+            for c, size in zip(
+                self.program.strategies[node.name].choices, self.program.sizes, strict=True
+            )
+            if c.factor == choice.factor
+        )
+        for outer, size in cuts:
+            if outer == choice.outer:
+                break
+            done *= size
+        return done == choice.outer
 
     def _axis(self, axis: int) -> str:
         """``batch``, ``tensor``, or ``none`` where it has no use or more than one."""
         name = f"{self.program.axis_names[axis]}={self.program.sizes[axis]}"
         found: dict[str, list[str]] = {}
+        lookups: list[str] = []
         for node, index in self.uses:
             use = self._use(node, index, axis)
             kind = "tensor" if use in ("column", "row") else use
-            found.setdefault(kind, []).append(node.name)
+            if kind == "tensor" and node.family == "aten.embedding":
+                lookups.append(origin(self.graph, node.operands[index]).name)
+            else:
+                found.setdefault(kind, []).append(node.name)
+        if lookups and "batch" in found:
+            self._note(
+                f"over {name} the plan looks up in a cut table; here it is gathered: ", lookups[0]
+            )
+        elif lookups:
+            found.setdefault("tensor", []).extend(lookups)
         if "other" in found:
             self.lost.append(
                 f"axis {name} cuts a dim of the samples other than the batch in "

@@ -51,7 +51,7 @@ class TorchTitan:
             )
         losses = list(reading.notes)
         if reading.tensor > 1:
-            losses += unlike(reading, NAME)
+            losses += unlike(reading, NAME, NAME)
         if plan.optimizer != "adamw":
             losses.append(f"optimizer {plan.optimizer}: the recipe keeps its own, AdamW")
         if plan.model.source not in RECIPES:
