@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select
 
 from autoshard.api.store import ids
 from autoshard.api.store.database import Database, change, tell
@@ -19,6 +19,16 @@ from autoshard.api.wire import Kind
 DAY_S = 86_400.0
 SUBMIT = 7_310_002
 """Lock of PostgreSQL that makes submissions one at a time, so that limits hold exactly."""
+
+# Built once: building one takes as long as running it.
+JOB_BY_ID = select(*JOB).where(jobs.c.id == bindparam("id"))
+PLAN_BY_ID = select(*PLAN).where(plans.c.id == bindparam("id"))
+EVENTS_AFTER = (
+    select(events)
+    .where(events.c.job_id == bindparam("id"), events.c.seq > bindparam("after"))
+    .order_by(events.c.seq)
+    .limit(bindparam("most"))
+)
 
 TURNS: dict[Kind, int] = {"estimate": 0, "plan": 1}
 
@@ -104,7 +114,8 @@ class Callers(Database):
         if not ids.well_formed(job_id, "job"):
             return None
         with self.reading() as connection:
-            return _job(connection, jobs.c.id == job_id)
+            row = connection.execute(JOB_BY_ID, {"id": job_id}).one_or_none()
+            return None if row is None else job_of(row)
 
     def jobs(self, owner: str, *, limit: int, before: str | None = None) -> Sequence[Job]:
         """An owner's jobs, newest first; those older than the job ``before``."""
@@ -154,21 +165,16 @@ class Callers(Database):
         """Events of a job with ``seq`` above ``after``, in order."""
         if not ids.well_formed(job_id, "job"):
             return []
-        statement = (
-            select(events)
-            .where(events.c.job_id == job_id, events.c.seq > min(after, 2**31 - 1))
-            .order_by(events.c.seq)
-            .limit(limit)
-        )
+        asked = {"id": job_id, "after": min(after, 2**31 - 1), "most": limit}
         with self.reading() as connection:
-            return [event_of(row) for row in connection.execute(statement)]
+            return [event_of(row) for row in connection.execute(EVENTS_AFTER, asked)]
 
     def plan(self, plan_id: str) -> StoredPlan | None:
         """A plan by its id."""
         if not ids.well_formed(plan_id, "plan"):
             return None
         with self.reading() as connection:
-            row = connection.execute(select(*PLAN).where(plans.c.id == plan_id)).one_or_none()
+            row = connection.execute(PLAN_BY_ID, {"id": plan_id}).one_or_none()
             return None if row is None else plan_of(row)
 
     def trace(self, plan_id: str) -> bytes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from sqlalchemy import insert, or_, select, update
+from sqlalchemy import bindparam, insert, or_, select, update
 
 from autoshard.api.store.database import Database
 from autoshard.api.store.records import Key
@@ -14,6 +14,7 @@ from autoshard.api.store.tables import keys
 
 _FORM = re.compile("[A-Za-z0-9_-]{1,100}")
 TOUCH_S = 60.0
+KEY_BY_ID = select(keys).where(keys.c.id == bindparam("id"))
 
 
 class Keys(Database):
@@ -38,7 +39,7 @@ class Keys(Database):
         if not _FORM.fullmatch(key_id):
             return None
         with self.reading() as connection:
-            row = connection.execute(select(keys).where(keys.c.id == key_id)).one_or_none()
+            row = connection.execute(KEY_BY_ID, {"id": key_id}).one_or_none()
             return None if row is None else key_of(row)
 
     def keys(self) -> Sequence[Key]:
