@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 from sqlalchemy import func, select
 
+from autoshard import analyze
 from autoshard.api.store import Store
 from autoshard.api.store.tables import plans
 from autoshard.api.wire import ENDED
@@ -45,7 +46,7 @@ def small_requests() -> list[Request]:
             }
         )
 
-    for layers, width in ((1, 32), (2, 48), (2, 64)):
+    for layers, width in ((1, 32), (1, 48), (2, 64)):
         config = {
             "model_type": "gpt2",
             "n_layer": layers,
@@ -54,8 +55,13 @@ def small_requests() -> list[Request]:
             "vocab_size": 96,
             "n_positions": 32,
         }
-        for strategy in ("auto", "fsdp", "tensor"):
+        for strategy in ("auto", "tensor"):
             add({"config": config}, 2, strategy, global_batch=4, seq_len=16)
+        # A graph needs no capture, so some of the jobs end even where kills follow fast.
+        graph = analyze(config, global_batch=8, seq_len=16, progress=None).graph.to_json()
+        for devices in (2, 4, 8):
+            for strategy in ("data", "fsdp", "auto"):
+                add({"graph": graph}, devices, strategy)
     for width in (8, 16):
         config = {
             "model_type": "resnet",

@@ -106,7 +106,7 @@ def test_a_validation_stands_in_the_summary() -> None:
         ({"model": {"graph": {"kind": "autoshard.graph"}}}, "/model/graph", "version"),
         ({"cluster": {"preset": "h900"}}, "/cluster", "h100"),
         ({"cluster": {"preset": "../a.toml"}}, "/cluster", "no cluster preset"),
-        ({"cluster": {"name": "x"}}, "/cluster", "x"),
+        ({"cluster": {"name": "x"}}, "/cluster", "not a cluster document"),
         ({"search": {"mesh": {"data": 3}}}, "/search/mesh", "3 x 1 = 3 devices"),
     ],
 )
