@@ -16,7 +16,7 @@ from autoshard.render.units import bytes_text, seconds_text
 _LOG_FROM = 8.0
 """Ratio of the most to the least from which an axis is logarithmic."""
 
-_MOST_NAMED = 16
+_MOST_NAMED = 32
 """Of more dots only the best are named; the others have their tooltips."""
 
 

@@ -118,9 +118,11 @@ def table(
 
 def _cell(column: Column, cell: str | Cell) -> str:
     found = cell if isinstance(cell, Cell) else Cell(cell)
-    text = shown_name(found.text) if column.kind == "name" else found.text
+    text = clean(shown_name(found.text) if column.kind == "name" else found.text)
+    if column.kind == "name":
+        text = text.replace(".", ".<wbr>")  # where a long name may be broken
     value = "" if found.value is None else f' data-v="{found.value:.6g}"'
-    return f"<td{_class(column.kind)}{value}>{clean(text)}</td>"
+    return f"<td{_class(column.kind)}{value}>{text}</td>"
 
 
 def _class(kind: str) -> str:

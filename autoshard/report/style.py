@@ -39,7 +39,7 @@ th,td{{text-align:left;vertical-align:top;padding:.28rem .9rem .28rem 0;
 border-bottom:1px solid var(--line)}}
 th{{color:var(--grey);font-weight:600}}
 .r{{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}}
-.name{{overflow-wrap:anywhere;min-width:12rem}}
+.name{{overflow-wrap:anywhere;min-width:14rem}}
 .long{{min-width:15rem;overflow-wrap:anywhere}}
 tr.total td,tr.chosen td{{font-weight:600}}
 th button{{font:inherit;color:inherit;background:none;border:0;padding:0;cursor:pointer;

@@ -29,7 +29,7 @@ from autoshard.report import (
 )
 from tests.figures import values
 
-VOID = {"meta", "link", "input", "br"}
+VOID = {"meta", "link", "input", "wbr"}
 
 
 class Reader(HTMLParser):
@@ -112,7 +112,7 @@ def test_names_are_text_whatever_they_hold() -> None:
 def test_the_largest_plan_stays_below_a_megabyte() -> None:
     page = plan_page(values.large_plan(), values.trace(layers=126, operators=26))
     assert len(page.encode()) < 1_000_000
-    assert "model.layers.{0..125}.gate.weight" in page
+    assert "model.layers.{0..125}.gate.weight" in Reader(page).text
     assert "16,384 x H100" in page
 
 
@@ -180,6 +180,8 @@ def test_a_page_needs_no_torch() -> None:
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_pictures_are_written_under_names_of_their_own(kind: str, tmp_path: Path) -> None:
     figures = sweep_figures(values.rows(("a/b", "a-b", "../c")))
+    if kind == "png":  # drawing takes its time, and the names are the same
+        figures = tuple(f for f in figures if f.name.startswith("map"))
     paths = write_figures(figures, tmp_path / "new", kind, width=400)
     assert len(set(paths)) == len(figures)
     assert {p.parent for p in paths} == {tmp_path / "new"}
