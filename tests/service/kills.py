@@ -185,7 +185,7 @@ def undisturbed(folder: Path, requests: list[Request], *, workers: int) -> list[
     """The plans of a server that nobody kills."""
     database = f"sqlite:///{folder / 'undisturbed.db'}"
     with serving(database, folder / "undisturbed.log", workers=workers) as server:
-        jobs = [server.submit(r, f"undisturbed {n}") for n, r in enumerate(requests)]
+        jobs = [server.submit(r, f"undisturbed-{n}") for n, r in enumerate(requests)]
         store = Store.open(database)
         _wait_for(store, jobs, 30 + 20 * len(jobs))
         documents = [_document(store, job) for job in jobs]
@@ -280,7 +280,7 @@ def disturbed(
                 number = len(sent)
                 request = dict(requests[number % len(requests)])
                 request["search"] = {**request["search"], "trials": 100 + number}
-                job = server.submit(request, f"job {number}")
+                job = server.submit(request, f"job-{number}")
                 sent.append(job)
                 open_jobs.append(job)
             outcome.kills[_kill(server, rng, pause_s, shares)] += 1
