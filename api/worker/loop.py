@@ -153,6 +153,9 @@ class Worker:
             self._wait(TELL_S if child.progress else quiet, child.fd)
             child.read()
             if not child.open:
+                if child.progress:
+                    with contextlib.suppress(StoreError):
+                        self.store.progress(lease, child.progress)
                 return "ended"
             if self.orphan or (self.stop_at is not None and time.monotonic() > self.stop_at):
                 return "stop"

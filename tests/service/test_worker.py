@@ -131,6 +131,9 @@ def test_every_way_in_which_a_job_can_end(bench: Bench) -> None:
     assert (infeasible["binding"], infeasible["nearest"]) == ("memory", ["more"])
     # A flood of progress is thinned, and the last of it kept.
     assert len(bench.store.events(jobs[1].id)) < 20
+    last = bench.end(jobs[1]).progress
+    assert last is not None
+    assert last["done"] == 499
 
 
 def test_a_job_that_takes_too_long_is_ended(bench: Bench) -> None:
