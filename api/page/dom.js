@@ -24,13 +24,15 @@ export function s(tag, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
+const NARROWEST = 120; // px; less is a moment between two layouts
+
 /** A box whose content is drawn for its width, again whenever that changes. */
 export function responsive(draw) {
   const box = h("div", { class: "chart" });
   let drawn = 0;
   new ResizeObserver(([entry]) => {
     const width = Math.floor(entry.contentRect.width);
-    if (width === 0 || width === drawn) return;
+    if (width < NARROWEST || width === drawn) return;
     drawn = width;
     box.replaceChildren(draw(width));
   }).observe(box);

@@ -12,6 +12,7 @@ import { linkOf, planView, sentence } from "./plan.js";
 import { problemCard } from "./problem.js";
 import { ProgressCard } from "./progress.js";
 
+const NARROW = matchMedia("(max-width: 1039px)"); // one column, as in style.css
 const result = byId("result");
 let view = new AbortController(); // aborted when another view takes over
 let version = { keys_required: false };
@@ -47,6 +48,12 @@ function focusOn(id) {
   const target = byId(id);
   target?.focus({ preventScroll: true });
   target?.scrollIntoView({ block: "nearest" });
+}
+
+/** To where the answer begins: beside the form that is the top, below it on a phone. */
+function scrollUp() {
+  if (NARROW.matches) result.scrollIntoView({ block: "start" });
+  else scrollTo(0, 0);
 }
 
 /** Shows what the address asks for. */
@@ -102,8 +109,10 @@ async function openPlan(id, share, moved) {
   mark("new", envelope.plan.model.name);
   history.replaceState(null, "", linkOf(envelope));
   announce(`The plan is there: ${sentence(envelope.plan)}`);
-  if (moved) focusOn("plan-title");
-  if (moved) result.scrollIntoView({ block: "start" });
+  if (moved) {
+    byId("plan-title").focus({ preventScroll: true });
+    scrollUp();
+  }
 }
 
 async function openJob(id, moved) {
@@ -128,7 +137,7 @@ async function follow(job, moved) {
   form.busy(true);
   if (moved) {
     card.heading.focus({ preventScroll: true });
-    result.scrollIntoView({ block: "start" });
+    scrollUp();
   }
   let ended;
   try {
@@ -266,6 +275,15 @@ for (const link of document.querySelectorAll("[data-go]")) {
     go(link.getAttribute("href"));
   });
 }
+// Paper shows what is folded on the screen.
+let folded = [];
+addEventListener("beforeprint", () => {
+  folded = [...result.querySelectorAll("details:not([open])")];
+  for (const details of folded) details.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const details of folded) details.open = false;
+});
 addEventListener("popstate", () => route({ moved: true }));
 
 /** The presets; someone who only has a link to a plan is not asked for a key. */
@@ -295,7 +313,7 @@ async function loadPresets() {
   }
 }
 
-if (matchMedia("(max-width: 1039px)").matches && new URLSearchParams(location.search).has("plan")) {
+if (NARROW.matches && new URLSearchParams(location.search).has("plan")) {
   byId("form-panel").open = false; // on a phone a plan that was opened by its link comes first
 }
 let presets = loadPresets();

@@ -88,6 +88,10 @@ function headline(envelope, plan) {
         type: "button", class: "button", id: "download-plan",
         onclick: () => save(`${stem}.plan.json`, `${JSON.stringify(plan, null, 1)}\n`, "application/json"),
       }, "Plan (JSON)"),
+      h("a", {
+        class: "button", target: "_blank", rel: "noopener",
+        href: absolute(planPath(envelope.id, share, "/report")).href,
+      }, "Open report"),
       download("Report (HTML)", `${stem}.report.html`, planPath(envelope.id, share, "/report"), "text/html"),
       download("Timeline (trace)", `${stem}.trace.json`, planPath(envelope.id, share, "/trace"), "application/json"),
       h("button", { type: "button", class: "button", onclick: () => window.print() }, "Print")));
