@@ -31,7 +31,7 @@ class Wrong extends Error {
 
 export class Form {
   /** `submitted(request)` is called with a request that passed the checks here. */
-  constructor({ submitted, changed }) {
+  constructor({ submitted }) {
     this.models = [];
     this.clusters = [];
     this.form = byId("form");
@@ -45,14 +45,10 @@ export class Form {
         this.clear(id);
         if (id === "cluster") byId("devices").value = this.cluster()?.devices ?? "";
         this.hints();
-        changed();
       });
     }
     for (const radio of this.form.elements.source) {
-      radio.addEventListener("change", () => {
-        this.hints();
-        changed();
-      });
+      radio.addEventListener("change", () => this.hints());
     }
     byId("config-file").addEventListener("change", async (event) => {
       const [file] = event.target.files;

@@ -1,7 +1,7 @@
 // The page: which view is shown, and what leads from one to the next.
 
 import {
-  Problem, cancelJob, getJson, key, onUnauthorized, planPath, postPlan, setKey, watchJob,
+  ENDED, Problem, cancelJob, getJson, key, onUnauthorized, planPath, postPlan, setKey, watchJob,
 } from "./api.js";
 import { announce, byId, h } from "./dom.js";
 import { Form } from "./form.js";
@@ -16,9 +16,9 @@ const NARROW = matchMedia("(max-width: 1039px)"); // one column, as in style.css
 const result = byId("result");
 let view = new AbortController(); // aborted when another view takes over
 let version = { keys_required: false };
-let known = null; // {id, request} of the job that this page asked for last
+let known = null; // {id, request, plan} of what this page asked for last; id of the job
 
-const form = new Form({ submitted: submit, changed: () => {} });
+const form = new Form({ submitted: submit });
 
 // ---- views --------------------------------------------------------------------------------------
 
@@ -26,6 +26,7 @@ const form = new Form({ submitted: submit, changed: () => {} });
 function show(...content) {
   view.abort();
   view = new AbortController();
+  form.busy(false);
   result.replaceChildren(...content);
   return view.signal;
 }
@@ -79,7 +80,6 @@ function fail(error, moved = true) {
 
 function welcome(moved) {
   mark("new", "");
-  form.busy(false);
   show(h("section", { class: "card welcome stack", "aria-labelledby": "welcome-title" },
     h("h1", { id: "welcome-title", tabindex: "-1" }, "The fastest way to shard a model over a cluster"),
     h("p", {}, "Say which model you train on which devices. The answer is a plan: which mesh, how each parameter is cut, "
@@ -96,7 +96,6 @@ function welcome(moved) {
 async function openPlan(id, share, moved) {
   const signal = show(h("p", { class: "card" }, "Loading the plan."));
   mark("new", "Plan");
-  form.busy(false);
   const envelope = await getJson(planPath(id, share), { signal });
   const mine = known?.plan === envelope.id ? known.request : null;
   await presets; // names of models are needed for the commands
@@ -119,7 +118,7 @@ async function openJob(id, moved) {
   const signal = show(h("p", { class: "card" }, "Loading the job."));
   mark("new", "Job");
   const job = await getJson(`v1/jobs/${encodeURIComponent(id)}`, { signal });
-  await follow(job, moved);
+  await (ENDED.includes(job.state) ? finish(job, moved) : follow(job, moved));
 }
 
 const subjectOf = ({ subject }) =>
@@ -139,31 +138,31 @@ async function follow(job, moved) {
     card.heading.focus({ preventScroll: true });
     scrollUp();
   }
-  let ended;
-  try {
-    ended = await watchJob(job.id, {
-      signal,
-      seen: (data, kind) => card.seen(data, kind),
-      broken: (on) => card.broken(on),
-    });
-  } finally {
-    if (!signal.aborted) form.busy(false);
-  }
+  const ended = await watchJob(job.id, {
+    signal,
+    seen: (data, kind) => card.seen(data, kind),
+    broken: (on) => card.broken(on),
+  });
   if (signal.aborted) return;
-  // Focus follows only where the reader still is in what is replaced.
-  const here = moved || result.contains(document.activeElement);
+  // Focus follows only where the reader has not gone elsewhere, back into the form say.
+  const at = document.activeElement;
+  await finish(ended, at === document.body || result.contains(at));
+}
+
+/** Shows what became of a job that has ended. */
+async function finish(ended, moved) {
   if (ended.state === "succeeded") {
-    if (known?.id === job.id) known.plan = ended.plan_id;
+    if (known?.id === ended.id) known.plan = ended.plan_id;
     history.replaceState(null, "", `?plan=${encodeURIComponent(ended.plan_id)}`);
-    await openPlan(ended.plan_id, null, here);
+    await openPlan(ended.plan_id, null, moved);
   } else if (ended.state === "cancelled") {
     show(h("section", { class: "card stack" },
       h("h2", { id: "problem-title", tabindex: "-1" }, "Cancelled"),
-      h("p", {}, `${subjectOf(job)} was stopped before there was a plan.`)));
+      h("p", {}, `${subjectOf(ended)} was stopped before there was a plan.`)));
     announce("Cancelled");
-    if (here) focusOn("problem-title");
+    if (moved) focusOn("problem-title");
   } else {
-    showFailure(ended.problem ?? { title: "The job failed" }, here);
+    showFailure(ended.problem ?? { title: "The job failed" }, moved);
   }
 }
 

@@ -500,4 +500,5 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(
 
     sent = open_page(small_plan["links"]["page"], url=server_with_keys.url)
     expect(sent.get_by_role("heading", level=1)).to_contain_text("gpt2 on 2")
+    expect(sent.locator(".timeline")).to_be_visible()
     expect(sent.get_by_role("dialog")).to_be_hidden()
