@@ -7,9 +7,8 @@ import json
 import os
 import pty
 import re
-import subprocess
+import select
 import sys
-import threading
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,12 @@ from typing import NamedTuple
 
 import pytest
 
+from autoshard.cli import sweep as sweep_module
 from autoshard.cli.app import run
+from autoshard.cli.output import Output
 from autoshard.sweeps import COLUMNS, Row, Store, read_rows, read_sweep, write_rows
 from autoshard.sweeps import export as export_module
+from autoshard.sweeps.store import Counts
 from tests.sweep.samples import grid
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,33 +152,23 @@ def test_a_mistake_ends_with_status_2_before_anything_runs(
     assert read_rows("grid.db") == finished
 
 
-def test_a_terminal_gets_a_bar_with_the_time_left(folder: Path) -> None:
+def test_a_terminal_gets_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
-    code = "import sys\nfrom autoshard.cli.app import run\nsys.exit(run(sys.argv[1:]))"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "sweep", "s.json"],
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "150"},
-        cwd=folder,
-    )
-    os.close(theirs)
-    shown: list[bytes] = []
-
-    def read() -> None:
-        try:
-            while part := os.read(ours, 4096):
-                shown.append(part)
-        except OSError:
-            pass  # the other end is closed
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert process.wait(120) == 0
-    reader.join(10)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
+    row = Row(model="[m]", cluster="h100", devices=2, status="done", step_time_s=0.25)
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", terminal)
+        with sweep_module._progress(Output(as_json=False, no_color=False)) as progress:
+            progress(Counts(pending=8, running=0, done=1, failed=0), None)
+            progress(Counts(pending=5, running=1, done=2, failed=1), row)
+        terminal.flush()
+        shown = ""
+        while "left)" not in shown and select.select([ours], [], [], 10)[0]:
+            shown += os.read(ours, 65536).decode()
     os.close(ours)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(shown).decode())
-    assert re.search(r"1/4 .*tiny-gpt2 on 1 x a100-80, batch 4: .* s left", text)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
+    assert re.search(r"3/9 \[1 failed\] \[m\] on 2 x h100: 250 ms \(\d+ s left\)", text), text
 
 
 def test_writing_checks_the_ending(folder: Path) -> None:

@@ -87,6 +87,7 @@ def test_measured_rows_stand_beside_the_prediction_on_every_factorization(tmp_pa
         "name": "measured",
         "measure": True,
         "steps": 3,
+        "strategy": "hybrid",
         "global_batch": 4,
         "parameters": {"model": [GPT2, RESNET], "devices": [1, 2], "mesh": "every"},
     }
