@@ -17,6 +17,7 @@ from starlette.routing import Match
 from autoshard import __version__
 from autoshard.api import openapi, problems
 from autoshard.api.gate import Gate
+from autoshard.api.memory import FromMemory
 from autoshard.api.problems import BadRequest, Fault, Invalid, MethodNotAllowed, NotFound, Problem
 from autoshard.api.routes import health, jobs, page, plans, presets
 from autoshard.api.service import Service, context_of
@@ -69,7 +70,8 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
     app.state.service, app.state.supervisor = service, supervisor
     for router in ROUTERS:
         app.include_router(router)
-    app.add_middleware(Gate, service=service)
+    app.add_middleware(FromMemory, service=service)
+    app.add_middleware(Gate, service=service)  # the last one is the outermost
     app.add_exception_handler(HTTPException, _unrouted)
     app.add_exception_handler(RequestValidationError, _invalid)
     described = openapi.describe(app, settings)

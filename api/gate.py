@@ -105,7 +105,7 @@ class Gate:
     def _account(
         self, scope: Scope, method: str, context: Context, status: int, seconds: float
     ) -> None:
-        route = getattr(scope.get("route"), "path", "-")
+        route: str = context.route or getattr(scope.get("route"), "path", None) or "-"
         shown = method if method in _METHODS else "other"
         self.service.metrics.answered(shown, route, status, seconds)
         self.log.info(

@@ -90,6 +90,11 @@ class Hub:
         if job.state not in ENDED:
             self._followed[job.id] = None
 
+    @property
+    def watchers(self) -> int:
+        """How many look at jobs just now."""
+        return sum(watch.users for watch in self._watches.values())
+
     def close(self) -> None:
         """End every wait."""
         self.closing.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -38,10 +38,20 @@ class _Jobs(Collector):
 
 
 class Metrics:
-    """The figures of one server."""
+    """The figures of one server.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: asked for jobs and workers.
+        watchers: how many wait just now.
+    """
+
+    def __init__(self, store: Store, watchers: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
+        Gauge(
+            "autoshard_watchers",
+            "Requests that wait for a job, and open event streams.",
+            registry=self.registry,
+        ).set_function(watchers)
         ProcessCollector(registry=self.registry)
         self.registry.register(_Jobs(store))
         self._requests = Counter(

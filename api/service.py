@@ -30,12 +30,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """An answer that never changes: of a job that ended, or a plan."""
+    """An answer that never changes: of a job that ended, or a plan.
+
+    Attributes:
+        owner: who may read it.
+        share: secret of a link with which anybody may; empty: nobody else.
+        body: JSON.
+        etag: its tag.
+        headers: of the whole answer.
+    """
 
     owner: str
     share: str
     body: bytes
     etag: str
+    headers: list[tuple[bytes, bytes]]
 
 
 class ReadyAnswers:
@@ -68,8 +77,8 @@ class Service:
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self.settings, self.store = settings, store
-        self.metrics = Metrics(store)
         self.hub = Hub(store, self._ended)
+        self.metrics = Metrics(store, lambda: self.hub.watchers)
         self.keys = Keys(store)
         self.rates = Rates(settings.limits.requests_per_minute)
         self.refusals = Rates(settings.limits.requests_per_minute)
@@ -96,6 +105,7 @@ class Context:
     request_id: str
     caller: Caller | None
     head: bool
+    route: str | None = None
 
 
 def service_of(request: Request) -> Service:

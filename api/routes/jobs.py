@@ -12,7 +12,15 @@ from starlette.responses import Response, StreamingResponse
 
 from autoshard.api.openapi import EVENT, faults, links
 from autoshard.api.problems import Conflict, NotFound, TooMany
-from autoshard.api.routes.views import NO_STORE, job_bytes, job_view, ready, send_json, send_ready
+from autoshard.api.routes.views import (
+    ASK_AGAIN,
+    NO_STORE,
+    job_bytes,
+    job_view,
+    ready,
+    send_json,
+    send_ready,
+)
 from autoshard.api.service import Service, context_of, in_thread, owner_of, service_of
 from autoshard.api.store import Event, Job
 from autoshard.api.wire import ENDED, JobList, JobView
@@ -81,12 +89,12 @@ async def read_job(request: Request, job_id: str) -> Response:
     service = service_of(request)
     if (found := service.ready_jobs.get(job_id)) is None:
         job = await _own(request, job_id)
-        found = ready(job.owner, "", job_bytes(job))
+        found = ready(job.owner, "", job_bytes(job), ASK_AGAIN)
         if job.state in ENDED:
             service.ready_jobs.keep(job_id, found)
     elif found.owner != owner_of(request):
         raise NotFound(f"there is no job {job_id[:100]!r}, or it is not yours")
-    return send_ready(request, found, "private, no-cache")
+    return send_ready(request, found)
 
 
 @router.delete(

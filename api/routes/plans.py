@@ -101,7 +101,7 @@ async def _readable(request: Request, plan_id: str, share: str | None) -> Ready:
 async def read_plan(request: Request, plan_id: str, share: Share = None) -> Response:
     """Never changes; `share` reads it without a key."""
     found = await _readable(request, plan_id, share)
-    return send_ready(request, found, IMMUTABLE)
+    return send_ready(request, found)
 
 
 @router.get(

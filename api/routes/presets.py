@@ -34,13 +34,13 @@ SAME: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it
 @cache
 def _models() -> Ready:
     listed = ModelList(models=list(presets.model_presets().values()))
-    return ready("", "", listed.model_dump_json().encode())
+    return ready("", "", listed.model_dump_json().encode(), CACHE)
 
 
 @cache
 def _clusters() -> Ready:
     listed = ClusterList(clusters=list(presets.cluster_presets().values()))
-    return ready("", "", listed.model_dump_json().encode())
+    return ready("", "", listed.model_dump_json().encode(), CACHE)
 
 
 @router.get(
@@ -52,7 +52,7 @@ def _clusters() -> Ready:
 )
 async def list_models(request: Request) -> Response:
     """Each with its config, number of parameters and source."""
-    return send_ready(request, _models(), CACHE)
+    return send_ready(request, _models())
 
 
 @router.get(
@@ -68,7 +68,7 @@ async def read_model(request: Request, name: str) -> Response:
         found = presets.model_preset(name[:100])
     except UnknownNameError as error:
         raise NotFound(str(error)) from error
-    return send_ready(request, ready("", "", found.model_dump_json().encode()), CACHE)
+    return send_ready(request, ready("", "", found.model_dump_json().encode(), CACHE))
 
 
 @router.get(
@@ -80,7 +80,7 @@ async def read_model(request: Request, name: str) -> Response:
 )
 async def list_clusters(request: Request) -> Response:
     """Each with its figures and where each of them comes from."""
-    return send_ready(request, _clusters(), CACHE)
+    return send_ready(request, _clusters())
 
 
 @router.get(
@@ -96,7 +96,7 @@ async def read_cluster(request: Request, name: str) -> Response:
         found = presets.cluster_preset(name[:100])
     except UnknownNameError as error:
         raise NotFound(str(error)) from error
-    return send_ready(request, ready("", "", found.model_dump_json().encode()), CACHE)
+    return send_ready(request, ready("", "", found.model_dump_json().encode(), CACHE))
 
 
 @router.get(

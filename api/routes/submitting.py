@@ -141,7 +141,7 @@ async def plan_ready(service: Service, plan_id: str) -> Ready | None:
     plan = await in_thread(service.store.plan, plan_id)
     if plan is None:
         return None
-    found = ready(plan.owner, plan.share, plan_bytes(plan))
+    found = ready(plan.owner, plan.share, plan_bytes(plan), IMMUTABLE)
     service.ready_plans.keep(plan_id, found)
     return found
 
@@ -151,7 +151,7 @@ async def send_plan_of(request: Request, service: Service, job: Job) -> Response
     found = await plan_ready(service, job.plan_id or "")
     if found is None:
         raise NotFound(f"the plan of job {job.id} is no longer kept; send the request again")
-    response = send_ready(request, found, IMMUTABLE)
+    response = send_ready(request, found)
     response.headers["cache-control"] = "no-store"  # of this address another plan may come
     response.headers["content-location"] = f"/v1/plans/{job.plan_id}"
     return response

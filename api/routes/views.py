@@ -14,6 +14,7 @@ from autoshard.api.store import Job, StoredPlan
 from autoshard.api.wire import JobLinks, JobView, PlanLinks, Problem, Progress, Subject
 
 IMMUTABLE = "private, max-age=31536000, immutable"
+ASK_AGAIN = "private, no-cache"
 NO_STORE = "no-store"
 
 
@@ -77,9 +78,12 @@ def plan_bytes(plan: StoredPlan) -> bytes:
     return json.dumps(head).encode()[:-1] + b', "plan": ' + plan.document + b"}"
 
 
-def ready(owner: str, share: str, body: bytes) -> Ready:
-    """An answer that never changes, with its tag."""
-    return Ready(owner, share, body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+def ready(owner: str, share: str, body: bytes, cache_control: str) -> Ready:
+    """An answer that never changes, with its tag and headers."""
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {"etag": etag, "cache-control": cache_control}
+    whole = Response(body, media_type="application/json", headers=headers)
+    return Ready(owner, share, body, etag, whole.raw_headers)
 
 
 def unchanged(request: Request, etag: str) -> bool:
@@ -90,12 +94,16 @@ def unchanged(request: Request, etag: str) -> bool:
     return asked.strip() == "*" or etag in (t.strip().removeprefix("W/") for t in asked.split(","))
 
 
-def send_ready(request: Request, found: Ready, cache_control: str) -> Response:
+def send_ready(request: Request, found: Ready) -> Response:
     """The answer, or 304 where the caller has it."""
-    headers = {"etag": found.etag, "cache-control": cache_control}
     if unchanged(request, found.etag):
-        return Response(status_code=304, headers=headers)
-    return Response(found.body, media_type="application/json", headers=headers)
+        response = Response(status_code=304)
+        kept = (b"etag", b"cache-control")
+        response.raw_headers = [(n, v) for n, v in found.headers if n in kept]
+        return response
+    response = Response(found.body)
+    response.raw_headers = list(found.headers)
+    return response
 
 
 def send_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
