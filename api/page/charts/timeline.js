@@ -128,7 +128,7 @@ export function timelineFigure(trace) {
         flush();
         area.append(s("rect", { class: `bar ${kind}`, x: a, y: y + 2, width: b - a - (b - a > 6 ? 1 : 0), height: LANE - 4 }));
         const room = Math.floor((b - a - 8) / 7.1);
-        if (room >= 4) {
+        if (room >= Math.min(9, bar.name.length)) {
           // The end of a dotted name says more than its beginning.
           const text = bar.name.length > room ? `…${bar.name.slice(1 - room)}` : bar.name;
           texts.append(s("text", { class: `inside on-${kind}`, x: a + 5, y: y + 22 }, text));
