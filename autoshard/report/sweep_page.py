@@ -176,8 +176,7 @@ def _table(rows: Sequence[Row]) -> str:
     for row in rows:
         step, held = row.get("step_time_s"), row.get("memory_bytes")
         exposed = row.get("exposed_communication_s")
-        label = ", ".join(str(row[c]) for c in ("label", "mesh") if row.get(c))
-        what = str(row.get("error") or label or row.get("status") or "")
+        what = str(row.get("error") or row.get("label") or row.get("status") or "")
         out.append(
             [
                 _name(row, rows),
