@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from autoshard.report import SCRIPT_SHA256, STYLE_SHA256
+
 Headers = list[tuple[bytes, bytes]]
 
 PAGE_POLICY = (
@@ -11,12 +13,13 @@ PAGE_POLICY = (
 """Nothing from another host, nothing inline, in no frame."""
 
 DOCUMENT_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'; "
+    f"default-src 'none'; script-src '{SCRIPT_SHA256}'; style-src '{STYLE_SHA256}'; "
+    "img-src data:; form-action 'none'; frame-ancestors 'none'; base-uri 'none'; "
     "sandbox allow-scripts allow-popups"
 )
-"""For a report, which is one file with its styles inside: the sandbox gives it an origin of its
-own, so it reaches neither the page's storage nor the API, whatever a name in it holds."""
+"""For a report, one file with its stylesheet and its script inside, which stand here by their
+hashes. The sandbox gives it an origin of its own: it reaches neither the page's storage nor the API,
+whatever a name in it holds."""
 
 SECURITY: Headers = [
     (b"content-security-policy", PAGE_POLICY.encode()),

@@ -9,7 +9,7 @@ from functools import lru_cache
 from autoshard.api.problems import NotFound
 from autoshard.api.store import Store
 from autoshard.plan import PlanDocument
-from autoshard.render import plan_html
+from autoshard.report import plan_page
 
 KEPT = 16
 
@@ -27,8 +27,4 @@ def report_of(store: Store, plan_id: str) -> bytes:
     document = PlanDocument.from_json(plan.document)
     packed = store.trace(plan_id)
     timeline = None if packed is None else json.loads(gzip.decompress(packed))
-    return _page(document, timeline).encode()
-
-
-def _page(document: PlanDocument, timeline: object) -> str:
-    return f"<!doctype html><meta charset=utf-8><title>Plan</title>{plan_html(document)}"
+    return plan_page(document, timeline).encode()

@@ -237,6 +237,8 @@ def test_report_is_in_a_sandbox_of_its_own(server: Server, planned: dict[str, An
     assert "default-src 'none'" in policy
     assert "sandbox" in policy
     assert "allow-same-origin" not in policy
+    assert "unsafe" not in policy
+    assert "<script>" in report.text
 
 
 def test_estimate_is_answered_at_once(server: Server) -> None:
