@@ -14,7 +14,7 @@ from typing import Any
 
 from autoshard.errors import ExportUnsupported
 from autoshard.exports.dtensor import logits
-from autoshard.exports.export import PLAN_AGAIN, Source, Written
+from autoshard.exports.export import WITHOUT_TENSOR, Source, Written
 from autoshard.exports.lacks import not_written
 from autoshard.exports.reading import Reading, Weight, listed, wildcard
 
@@ -87,7 +87,7 @@ def _refuse(reading: Reading) -> None:
     if odd := [w.name for w in reading.cut_weights if w.kind == "linear" and w.splits_input]:
         lost.append(f"rows whose input arrives whole: {listed(odd)}")
     if lost:
-        raise ExportUnsupported(NAME, lost, f"plan with strategy data or fsdp, or {PLAN_AGAIN}")
+        raise ExportUnsupported(NAME, lost, WITHOUT_TENSOR)
 
 
 def _linear(reading: Reading) -> list[Weight]:

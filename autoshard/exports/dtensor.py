@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from autoshard.errors import ExportUnsupported
-from autoshard.exports.export import PLAN_AGAIN, Source, Written
+from autoshard.exports.export import WITHOUT_TENSOR, Source, Written
 from autoshard.exports.lacks import NO_STAGES, not_written
 from autoshard.exports.launch import torchrun
 from autoshard.exports.reading import Reading, Weight, listed, title, wildcard
@@ -84,7 +84,7 @@ def refuse_styles(reading: Reading) -> None:
         if weights:
             lost.append(what + listed(w.name for w in weights))
     if lost:
-        raise ExportUnsupported(NAME, lost, f"plan with strategy data or fsdp, or {PLAN_AGAIN}")
+        raise ExportUnsupported(NAME, lost, WITHOUT_TENSOR)
 
 
 def logits(reading: Reading) -> str | None:

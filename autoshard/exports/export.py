@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any, Protocol
@@ -18,6 +18,9 @@ PLAN_AGAIN = (
     "target jax takes any plan of even cuts"
 )
 """What to do where a plan has uses that module-wise tools have no words for."""
+
+WITHOUT_TENSOR = "plan with strategy data or fsdp, or export to jax"
+"""What to do where a target cannot cut a weight as planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,6 @@ class Source:
 
     plan: PlanDocument
     program: Callable[[], Program]
-    _notes: list[str] = field(default_factory=list)
 
     @cached_property
     def reading(self) -> Reading:

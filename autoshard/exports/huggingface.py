@@ -14,7 +14,7 @@ from typing import Any
 
 from autoshard.errors import ExportUnsupported
 from autoshard.exports.dtensor import logits
-from autoshard.exports.export import PLAN_AGAIN, Source, Written
+from autoshard.exports.export import PLAN_AGAIN, WITHOUT_TENSOR, Source, Written
 from autoshard.exports.lacks import not_written
 from autoshard.exports.reading import Reading, Weight, by_pattern, listed, wildcard
 
@@ -98,7 +98,7 @@ def _refuse(reading: Reading) -> None:
     if odd := [w.name for w in reading.cut_weights if w.tied]:
         lost.append(f"tied weights, which each module would cut for itself: {listed(odd)}")
     if lost:
-        raise ExportUnsupported(NAME, lost, f"plan with strategy data or fsdp, or {PLAN_AGAIN}")
+        raise ExportUnsupported(NAME, lost, WITHOUT_TENSOR)
 
 
 def _unlike(reading: Reading) -> list[str]:
