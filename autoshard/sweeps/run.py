@@ -26,6 +26,15 @@ GRACE_S = 5.0
 MOST_DEATHS = 10
 """So many workers may die in a row, with nothing finished in between, before the sweep gives up."""
 
+WORKER = """
+import json, sys
+told = json.loads(sys.stdin.buffer.readline())
+sys.path[:] = told["path"]
+from autoshard.sweeps.worker import main
+sys.exit(main(told))
+"""
+"""The program of a worker: whatever can be imported here can be imported there."""
+
 Progress = Callable[[Counts, Row | None], None]
 """Told how far the sweep is, and of the row that came in last."""
 
@@ -209,7 +218,7 @@ def _run(
 def _start(told: dict[str, Any]) -> subprocess.Popen[bytes]:
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
     process = subprocess.Popen(
-        [sys.executable, "-m", "autoshard.sweeps.worker"],
+        [sys.executable, "-c", WORKER],
         stdin=subprocess.PIPE,
         stdout=sys.stderr.fileno() if _real(sys.stderr) else subprocess.DEVNULL,
         env=environment,

@@ -1,13 +1,11 @@
 """A worker: takes points of a sweep, one after the other, until none is left.
 
-Workers of one command are processes of their own (``python -m autoshard.sweeps.worker``, told what
-to do by one JSON document on their input). When their input ends, whoever started them is gone,
-and they go too.
+Workers of one command are processes of their own, told what to do by one JSON document on their
+input. When their input ends, whoever started them is gone, and they go too.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -90,10 +88,8 @@ def _leave_with_the_starter() -> None:
     threading.Thread(target=wait, name="autoshard-sweep-starter", daemon=True).start()
 
 
-def main() -> int:
-    """The process of one worker."""
-    told: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    sys.path[:] = told["path"]
+def main(told: dict[str, Any]) -> int:
+    """The process of one worker; ``told`` is what :mod:`autoshard.sweeps.run` told it."""
     # A terminal interrupts the starter too, which then ends its workers: one signal, not two.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -107,7 +103,3 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_status
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
