@@ -103,6 +103,22 @@ def planned(name: str, strategy: str, dtype: str = "fp32") -> Plan:
     )
 
 
+DOCUMENTS = {
+    "replicated shards": {"dp_replicate_size": 2, "fsdp_size": 2},
+    "shards x tensor": {"fsdp_size": 2, "tp_size": 2},
+}
+"""Plans that no strategy of autoshard names; asked for as transformers would be."""
+
+
+@cache
+def imported(name: str, document: str) -> Plan:
+    """The plan that a document of :data:`DOCUMENTS` stands for."""
+    inputs = {k: v.float() if v.is_floating_point() else v for k, v in batch(name).items()}
+    return autoshard.from_export(
+        DOCUMENTS[document], "hf", build(name), inputs, cluster="h100", progress=False
+    )
+
+
 @cache
 def reference(name: str) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one device, in float64."""

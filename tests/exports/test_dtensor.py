@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from autoshard.errors import ExportUnsupported
+from autoshard.planner import Plan
 from autoshard.runtime.processes import Pool
 from tests.exports.bodies import run_exported
-from tests.exports.models import planned, reference
+from tests.exports.models import DOCUMENTS, imported, planned, reference
 
 EXPRESSIBLE = [
     ("mlp", "data"),
@@ -27,7 +28,19 @@ EXPRESSIBLE = [
 @pytest.mark.multirank
 @pytest.mark.parametrize(("name", "strategy"), EXPRESSIBLE)
 def test_loss_and_gradients_equal_one_device(name: str, strategy: str, pool: Pool) -> None:
-    plan = planned(name, strategy)
+    check(planned(name, strategy), name, pool)
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_meshes_of_two_kinds_of_shards_do_too(document: str, pool: Pool) -> None:
+    plan = imported("llama", document)
+    assert plan.memory.fits
+    check(plan, "llama", pool)
+
+
+def check(plan: Plan, name: str, pool: Pool) -> None:
+    """Run the exported code and compare it with one device and with the plan."""
     text = plan.export("dtensor").files["parallelize.py"]
     loss, gradients = reference(name)
     results = pool.run(run_exported, name, text)
