@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from autoshard import __version__
 from autoshard.api import openapi, problems
 from autoshard.api.gate import Gate
 from autoshard.api.memory import FromMemory
@@ -23,6 +22,7 @@ from autoshard.api.routes import health, jobs, page, plans, presets
 from autoshard.api.service import Service, context_of
 from autoshard.api.settings import Settings
 from autoshard.api.store import Store
+from autoshard.api.wire import VERSION
 from autoshard.api.worker.supervisor import Supervisor
 
 ROUTERS = (plans.router, jobs.router, presets.router, health.router, page.router)
@@ -60,7 +60,7 @@ def create_app(settings: Settings, store: Store | None = None) -> FastAPI:
 
     app = FastAPI(
         title="autoshard planning service",
-        version=__version__,
+        version=VERSION,
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,

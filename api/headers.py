@@ -18,8 +18,8 @@ DOCUMENT_POLICY = (
     "sandbox allow-scripts allow-popups"
 )
 """For a report, one file with its stylesheet and its script inside, which stand here by their
-hashes. The sandbox gives it an origin of its own: it reaches neither the page's storage nor the API,
-whatever a name in it holds."""
+hashes. The sandbox gives it an origin of its own: it reaches neither the page's storage nor the
+API, whatever a name in it holds."""
 
 SECURITY: Headers = [
     (b"content-security-policy", PAGE_POLICY.encode()),

@@ -9,11 +9,17 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from autoshard import __version__
 from autoshard.api.presets import cluster_presets, model_presets
 from autoshard.api.problems import MEDIA_TYPE, PREFIX
 from autoshard.api.settings import Limits, Settings
-from autoshard.api.wire import ENDED, ClusterDocument, EstimateRequest, PlanRequest, Problem
+from autoshard.api.wire import (
+    ENDED,
+    VERSION,
+    ClusterDocument,
+    EstimateRequest,
+    PlanRequest,
+    Problem,
+)
 from autoshard.cluster import ALIASES
 from autoshard.graph import SCHEMA_VERSION
 from autoshard.planner.request import ALL_AXES, SHORT_AXES
@@ -118,7 +124,7 @@ def describe(app: FastAPI, settings: Settings) -> dict[str, Any]:
     """The OpenAPI document."""
     document = get_openapi(
         title="autoshard planning service",
-        version=__version__,
+        version=VERSION,
         description="Finds how to shard a model over a cluster. Sizes are bytes, times seconds.",
         routes=app.routes,
     )

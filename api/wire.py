@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,6 +18,9 @@ from pydantic import (
 )
 
 from autoshard.plan import PlanDocument
+
+VERSION = version("autoshard")
+"""Of the installed distribution; plans of another version are other plans."""
 
 State = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled")

@@ -9,13 +9,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autoshard import __version__
 from autoshard.api import presets
 from autoshard.api.openapi import faults
 from autoshard.api.problems import NotFound
 from autoshard.api.routes.views import ready, send_json, send_ready
 from autoshard.api.service import Ready, service_of
 from autoshard.api.wire import (
+    VERSION,
     ClusterList,
     ClusterPreset,
     ModelList,
@@ -109,5 +109,5 @@ async def read_cluster(request: Request, name: str) -> Response:
 async def read_version(request: Request) -> Response:
     """The program's version and that of the plans it makes."""
     keys = service_of(request).settings.keys_required
-    found = Version(version=__version__, plan_schema_version=PLAN_VERSION, keys_required=keys)
+    found = Version(version=VERSION, plan_schema_version=PLAN_VERSION, keys_required=keys)
     return send_json(found.model_dump())

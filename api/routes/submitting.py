@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autoshard import __version__
 from autoshard.api.limits import check_request
 from autoshard.api.problems import (
     Conflict,
@@ -33,7 +32,7 @@ from autoshard.api.routes.views import (
 )
 from autoshard.api.service import Ready, Service, in_thread, owner_of, service_of
 from autoshard.api.store import IdempotencyConflict, Job, QueueFull, QuotaReached
-from autoshard.api.wire import ENDED, Kind, PlanRequest, digest, dumped
+from autoshard.api.wire import ENDED, VERSION, Kind, PlanRequest, digest, dumped
 
 QUEUE_RETRY_S = 5.0
 QUOTA_RETRY_S = 30.0
@@ -72,7 +71,7 @@ async def submit(
         value = read_json(data, service.settings.limits.json_depth)
         checked = check_request(as_plan(validated(model, value)), service.settings.limits)
         document = dumped(checked)
-        return document, digest(kind, document, __version__)
+        return document, digest(kind, document, VERSION)
 
     document, name = await anyio.to_thread.run_sync(prepare, limiter=service.bodies.parsing)
     job = await in_thread(_submit, service, owner, kind, document, name, key)

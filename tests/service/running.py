@@ -16,8 +16,8 @@ from typing import Any
 import httpx2
 
 START_S = 60.0
-GPT2 = {"model": {"preset": "gpt2"}, "cluster": {"preset": "h100", "devices": 4}}
-SMALL = {
+GPT2: dict[str, Any] = {"model": {"preset": "gpt2"}, "cluster": {"preset": "h100", "devices": 4}}
+SMALL: dict[str, Any] = {
     "model": {
         "config": {
             "model_type": "gpt2",

@@ -230,6 +230,14 @@ def test_trace_goes_out_packed_to_those_who_take_it(
     assert plain.json()["traceEvents"]
 
 
+def test_running_server_has_not_loaded_torch(server: Server, planned: dict[str, Any]) -> None:
+    server.http.get(planned["links"]["report"])
+    maps = Path(f"/proc/{server.process.pid}/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    assert "libtorch" not in maps.read_text()
+
+
 def test_report_is_in_a_sandbox_of_its_own(server: Server, planned: dict[str, Any]) -> None:
     report = server.http.get(planned["links"]["report"])
     assert report.headers["content-type"].startswith("text/html")

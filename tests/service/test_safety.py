@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import signal
@@ -175,7 +176,7 @@ def test_every_wrong_key_takes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> 
         return original(secret)
 
     original = auth._hashed
-    monkeypatch.setattr(auth.hmac, "compare_digest", compare)
+    monkeypatch.setattr(hmac, "compare_digest", compare)
     monkeypatch.setattr(auth, "_hashed", hashed)
     for wrong in ("", "x", "ask_abc_", "ask_abc_" + "t" * 43, "ask_zzz_" + secret, "é" * 300):
         steps.clear()
@@ -414,8 +415,7 @@ def test_callers_that_were_quiet_are_forgotten() -> None:
 
 
 def test_too_many_requests_jobs_and_streams_are_429(tmp_path: Path) -> None:
-    limits = {"requests_per_minute": 20, "queued_jobs": 2, "streams": 1}
-    with running(tmp_path, workers=0, **limits) as server:
+    with running(tmp_path, workers=0, requests_per_minute=20, queued_jobs=2, streams=1) as server:
         jobs = [server.http.post("/v1/plans", json=small(global_batch=b)) for b in (8, 16, 24)]
         assert [j.status_code for j in jobs] == [202, 202, 429]
         assert int(jobs[2].headers["retry-after"]) >= 1

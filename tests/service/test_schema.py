@@ -92,3 +92,37 @@ def test_every_operation_is_described(tmp_path: Path) -> None:
         for status, response in operation["responses"].items():
             if int(status) >= 400:
                 assert list(response["content"]) == ["application/problem+json"]
+
+
+DOCS = Path("docs/service.md")
+
+
+def test_documentation_names_every_route_and_setting(tmp_path: Path) -> None:
+    from autoshard.api.app import create_app
+    from autoshard.api.settings import Limits, Settings
+    from autoshard.api.store import Store
+
+    text = DOCS.read_text("utf-8")
+    url = f"sqlite:///{tmp_path / 'service.db'}"
+    store = Store.open(url)
+    try:
+        document = create_app(Settings(database=url), store).openapi()
+    finally:
+        store.close()
+    routes = [f"{m.upper()} {p}" for p, m, _ in operations(document)]
+    missing = [r for r in routes if r.split()[1] not in text]
+    fields = {*Settings.model_fields, *Limits.model_fields} - {"limits"}
+    assert missing + [name for name in sorted(fields) if f"`{name}`" not in text] == []
+
+
+def test_the_request_of_the_documentation_passes() -> None:
+    import json
+    import re
+
+    from autoshard.api.limits import check_request
+    from autoshard.api.settings import Limits
+    from autoshard.api.wire import PlanRequest
+
+    found = re.search(r"-d '(\{.*?\})'", DOCS.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    check_request(PlanRequest.model_validate(json.loads(found[1])), Limits())
