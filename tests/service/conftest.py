@@ -9,6 +9,7 @@ import pytest
 
 from autoshard.api.auth import create_key
 from autoshard.api.store import Store
+from tests.service import postgres
 from tests.service.running import Server, running
 
 
@@ -17,6 +18,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """On loopback, without keys, one worker; call ``wait_ready()`` before a plan is needed."""
     with running(tmp_path_factory.mktemp("server")) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """URL of a PostgreSQL server, for ``postgres.new_database``."""
+    if postgres.programs() is None:
+        pytest.skip("PostgreSQL is not installed")
+    with postgres.server() as url:
+        yield url
 
 
 @dataclass(slots=True)

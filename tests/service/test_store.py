@@ -33,11 +33,8 @@ PLAN = Result(summary={"name": "a"}, document=b'{"a": 1}', trace=b"\x1f\x8b")
 
 
 @pytest.fixture(scope="module")
-def postgres_url() -> Iterator[str]:
-    if postgres.programs() is None:
-        pytest.skip("PostgreSQL is not installed")
-    with postgres.server() as server:
-        yield postgres.new_database(server, "service")
+def postgres_url(postgres_server: str) -> str:
+    return postgres.new_database(postgres_server, "store")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

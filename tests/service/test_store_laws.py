@@ -180,16 +180,12 @@ TestMachine.settings = settings(max_examples=12, stateful_step_count=25, deadlin
 @pytest.fixture(params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "sqlite":
-        opened = Store.open(f"sqlite:///{tmp_path / 'a.db'}")
-        yield opened
-        opened.close()
-        return
-    if postgres.programs() is None:
-        pytest.skip("PostgreSQL is not installed")
-    with postgres.server() as url:
-        opened = Store.open(postgres.new_database(url, "laws"))
-        yield opened
-        opened.close()
+        url = f"sqlite:///{tmp_path / 'a.db'}"
+    else:
+        url = postgres.new_database(request.getfixturevalue("postgres_server"), "laws")
+    opened = Store.open(url)
+    yield opened
+    opened.close()
 
 
 def test_any_interleaving_of_callers_and_workers(store: Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,36 +11,31 @@ from tests.service import kills, postgres
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'service.db'}"
-        return
-    if postgres.programs() is None:
-        pytest.skip("PostgreSQL is not installed")
-    with postgres.server() as url:
-        yield postgres.new_database(url, "kills")
+        return f"sqlite:///{tmp_path / 'service.db'}"
+    return postgres.new_database(request.getfixturevalue("postgres_server"), "kills")
 
 
 @pytest.mark.timeout(600)
 def test_what_was_accepted_ends_once_as_if_nothing_had_been_killed(
     database: str, tmp_path: Path
 ) -> None:
-    requests = kills.small_requests()[:3]
+    requests = [kills.small_requests()[n] for n in (0, 2, 3)]
     expected = [run_request("plan", r, lambda now: None).document or b"" for r in requests]
     outcome = kills.disturbed(
         database,
         tmp_path / "log",
         requests,
         expected,
-        kills=6,
+        kills=5,
         in_flight=4,
         workers=1,
-        seed=8,
+        seed=9,
         pause_s=0.7,
         shares=(0.2, 0.0, 0.8),
     )
     assert outcome.wrong == []
-    assert outcome.kills["server"] >= 1
-    assert outcome.kills["worker"] >= 3
+    assert outcome.kills == {"server": 1, "worker": 4}
     assert sum(outcome.attempts.values()) == outcome.accepted >= 4
     assert max(outcome.attempts) > 1

@@ -121,7 +121,7 @@ def test_what_is_wrong_is_pointed_at(changes: dict[str, Any], pointer: str, word
 
 def test_where_nothing_fits_it_says_what_binds() -> None:
     with pytest.raises(InfeasibleError) as caught:
-        run(search={"memory_limit_bytes": 1000})
+        run(cluster={"preset": "local", "devices": 2}, search={"memory_limit_bytes": 1000})
     document = of_error(caught.value, "0")
     assert document["type"] == "about:autoshard/infeasible"
     assert "parameters" in document["binding"] or "temporaries" in document["binding"]
