@@ -34,6 +34,7 @@ from tests.service.running import Server, running, small
 ROUNDS = 5
 SECONDS = 4
 CONNECTIONS = 16
+JSON = {"content-type": "application/json"}
 BARE = """
 import socket, sys, uvicorn
 from fastapi import FastAPI
@@ -52,32 +53,39 @@ uvicorn.Server(config).run([listener])
 
 
 @contextmanager
-def bare(num_bytes: int) -> Iterator[str]:
-    """A bare FastAPI endpoint that returns ``num_bytes``; its URL."""
+def bare(num_bytes: int) -> Iterator[tuple[str, int]]:
+    """A bare FastAPI endpoint that returns ``num_bytes``: its URL and process id."""
     process = subprocess.Popen(
         [sys.executable, "-c", BARE, str(num_bytes)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        yield f"http://127.0.0.1:{port}/"
+        yield f"http://127.0.0.1:{port}/", process.pid
     finally:
         process.terminate()
         process.wait()
 
 
-def wrk(url: str, seconds: int = SECONDS) -> float:
-    """Requests per second; every answer must be a 2xx."""
+def wrk(url: str, pid: int, seconds: int = SECONDS) -> tuple[float, float]:
+    """Requests per second, and CPU seconds of the server's process for each.
+
+    Every answer must be a 2xx.
+    """
     program = which("wrk")
     if program is None:
         sys.exit("wrk is not installed: apt-get install wrk")
     command = [program, "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", url]
+    before = psutil.Process(pid).cpu_times()
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in text or "Socket errors" in text:
         sys.exit(f"errors from {url}:\n{text}")
-    found = re.search(r"Requests/sec:\s+([\d.]+)", text)
-    assert found is not None
-    return float(found[1])
+    after = psutil.Process(pid).cpu_times()
+    rate, count = re.search(r"Requests/sec:\s+([\d.]+)", text), re.search(r"(\d+) requests", text)
+    assert rate is not None
+    assert count is not None
+    cpu_s = after.user + after.system - before.user - before.system
+    return float(rate[1]), cpu_s / max(1, int(count[1]))
 
 
 @contextmanager
@@ -114,6 +122,21 @@ def finished(server: Server) -> tuple[dict[str, Any], dict[str, Any]]:
     return job, server.http.get(job["links"]["plan"]).json()
 
 
+def _print_reads(
+    what: str, size: int, pairs: list[tuple[tuple[float, float], tuple[float, float]]]
+) -> None:
+    (their_rate, their_s), (our_rate, our_s) = (
+        [statistics.median(pair[side][i] for pair in pairs) for i in (0, 1)] for side in (0, 1)
+    )
+    ratios = sorted(ours[0] / theirs[0] for theirs, ours in pairs)
+    print(
+        f"  GET {what}, {size} bytes: {our_rate:.0f} requests/s, bare {their_rate:.0f}; "
+        f"ratio {statistics.median(ratios):.2f} "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f} over {len(pairs)} rounds)\n"
+        f"    CPU a request: {our_s * 1e6:.0f} us, bare {their_s * 1e6:.0f}"
+    )
+
+
 def reads() -> None:
     """The ratio to a bare endpoint, for a job and for a plan."""
     with (
@@ -125,16 +148,11 @@ def reads() -> None:
             for what, link in (("job", job["links"]["self"]), ("plan", plan["links"]["self"])):
                 size = len(server.http.get(link).content)
                 with bare(size) as other:
-                    wrk(server.url + link, 1)
-                    wrk(other, 1)
-                    pairs = [(wrk(other), wrk(server.url + link)) for _ in range(ROUNDS)]
-                ratios = sorted(ours / theirs for theirs, ours in pairs)
-                print(
-                    f"  GET {what}, {size} bytes: {statistics.median(o for _, o in pairs):.0f} "
-                    f"requests/s, bare {statistics.median(t for t, _ in pairs):.0f}; "
-                    f"ratio {statistics.median(ratios):.2f} "
-                    f"({ratios[0]:.2f} to {ratios[-1]:.2f} over {ROUNDS} rounds)"
-                )
+                    mine = (server.url + link, server.process.pid)
+                    wrk(*mine, 1)
+                    wrk(*other, 1)
+                    pairs = [(wrk(*other), wrk(*mine)) for _ in range(ROUNDS)]
+                _print_reads(what, size, pairs)
         print(f"  {sent[0]} jobs were sent to the workers meanwhile")
 
 
@@ -166,7 +184,8 @@ def mixed(server: Server, until_s: float, seen: Counter[str], plan: dict[str, An
                 *("/v1/models", "/metrics", "/readyz", "/v1/jobs/job_none"),
             ):
                 seen[f"get {http.get(path).status_code}"] += 1
-            seen[f"bad {http.post('/v1/plans', content=b'{' * 5000).status_code}"] += 1
+            bad = http.post("/v1/plans", content=b"{" * 5000, headers=JSON)
+            seen[f"bad {bad.status_code}"] += 1
             if job.status_code != 202:
                 time.sleep(0.05)
                 continue
