@@ -14,7 +14,7 @@ SWEEP = {
     "parameters": {
         "model": ["gpt2"],
         "cluster": ["h100"],
-        "devices": [1, 4, 8],
+        "devices": [1, 8],
         "global_batch": [32],
         "seq_len": [512],
         "strategy": ["data", "fsdp"],

@@ -57,7 +57,7 @@ def test_a_custom_operator_is_planned_by_its_rule_and_checked(tmp_path: Path) ->
 
 def test_a_sweep_names_the_best_of_each_size(tmp_path: Path) -> None:
     out = run(str(EXAMPLES / "sweep_devices.py"), folder=tmp_path)
-    assert re.findall(r"^(\d) devices: ", out, re.MULTILINE) == ["1", "4", "8"]
+    assert re.findall(r"^(\d) devices: ", out, re.MULTILINE) == ["1", "8"]
     assert "1 devices: data" in out or "1 devices: fsdp" in out
     assert (tmp_path / "gpt2-scaling.db").exists()
 

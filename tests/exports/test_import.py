@@ -31,7 +31,7 @@ def imported(document: Any, format: str, name: str, **options: Any) -> Plan:
     ("name", "strategy"),
     [
         *(("mlp", s) for s in ("data", "fsdp", "tensor", "hybrid")),
-        *(("llama", s) for s in ("fsdp", "tensor", "hybrid")),
+        *(("llama", s) for s in ("tensor", "hybrid")),
         ("gpt2", "data"),
     ],
 )

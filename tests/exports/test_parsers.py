@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from autoshard.errors import ExportUnsupported
-from tests.exports.models import build, planned
+from autoshard.runtime.processes import Pool
+from tests.exports.bodies import run_transformers
+from tests.exports.models import build, planned, reference
 
 
 def config(name: str, strategy: str) -> DistributedConfig:
@@ -35,6 +38,17 @@ def test_transformers_resolves_every_rule(strategy: str, caplog: pytest.LogCaptu
     if strategy != "tensor":
         assert {"model.layers.0", "model.layers.1"} <= set(sharded)
     assert "match nothing" not in caplog.text
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("strategy", ["tensor", "hybrid"])
+def test_transformers_computes_what_one_device_does(strategy: str, pool: Pool) -> None:
+    text = planned("llama", strategy).export("hf").files["hf_distributed_config.json"]
+    loss, gradients = reference("llama")
+    for mean, found in pool.run(run_transformers, "llama", json.loads(text)):
+        assert mean == pytest.approx(loss, rel=1e-6)
+        for fqn, gradient in gradients.items():
+            torch.testing.assert_close(found[fqn], gradient, rtol=1e-6, atol=1e-6, msg=fqn)
 
 
 def test_transformers_gets_the_styles_that_gather_where_heads_do_not_divide() -> None:
