@@ -65,7 +65,7 @@ def test_what_transformers_cannot_cut_is_refused(strategy: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "strategy", "kind"),
-    [("gpt2", "fsdp", "FSDP"), ("gpt2", "data", "MULTI_GPU"), ("llama", "fsdp", "FSDP")],
+    [("mlp", "fsdp", "FSDP"), ("mlp", "data", "MULTI_GPU")],
 )
 def test_accelerate_loads_the_file(name: str, strategy: str, kind: str, tmp_path: Path) -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
