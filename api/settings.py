@@ -6,10 +6,14 @@ Each can be set by an environment variable: ``AUTOSHARD_SERVE_`` and the field's
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+"""Addresses and names that only this machine reaches."""
 
 
 def default_database() -> str:
@@ -46,6 +50,10 @@ class Limits(BaseSettings):
     job_s: float = Field(600.0, gt=0, description="longest that one job may run")
     job_bytes: int = Field(4 * 2**30, ge=2**28, description="most memory of one job's process")
     streams: int = Field(256, ge=1, description="event streams open at a time")
+    body_s: float = Field(30.0, gt=0, description="longest that a request body may take to arrive")
+    buffered_bytes: int = Field(
+        2**28, ge=1024, description="memory of all request bodies that are being received"
+    )
 
 
 class Settings(BaseSettings):
@@ -60,9 +68,23 @@ class Settings(BaseSettings):
     lease_s: float = Field(15.0, gt=0, description="a job runs again after so much silence")
     drain_s: float = Field(10.0, ge=0, description="longest wait for running work at SIGTERM")
     attempts: int = Field(50, ge=1, description="times that a job is begun before it is given up")
+    require_keys: bool | None = Field(
+        None, description="None: keys are asked for unless only this machine can reach the service"
+    )
+    hosts: tuple[str, ...] = Field(
+        (), description="names that it is called by besides loopback ones, for a proxy in front"
+    )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="auto: text on a terminal, JSON lines elsewhere"
+    )
     limits: Limits = Field(default_factory=lambda: Limits())
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the service: no keys are asked for then."""
-        return self.host in ("127.0.0.1", "::1", "localhost")
+        """Whether only this machine can reach the service."""
+        return self.host in LOOPBACK
+
+    @property
+    def keys_required(self) -> bool:
+        """Whether a request needs a key."""
+        return not self.loopback if self.require_keys is None else self.require_keys

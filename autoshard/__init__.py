@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from autoshard.errors import (
         AutoshardError,
         CaptureError,
+        ExportUnsupported,
         InfeasibleError,
         InputError,
         MeshError,
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
         ValidationError,
     )
     from autoshard.graph import ModelGraph
-    from autoshard.planner import Plan, analyze, estimate, optimize, validate
+    from autoshard.planner import Plan, analyze, estimate, from_export, optimize, validate
     from autoshard.sharding.mesh import DeviceMesh
     from autoshard.sharding.registry import sharding_rule
     from autoshard.sharding.spec import P, PartitionSpec, ShardingSpec
+    from autoshard.sweeps import sweep
 
 __version__ = "0.1.0"
 
@@ -39,6 +41,7 @@ _HOME = {
     "Client": "autoshard.client",
     "Cluster": "autoshard.cluster",
     "DeviceMesh": "autoshard.sharding.mesh",
+    "ExportUnsupported": "autoshard.errors",
     "InfeasibleError": "autoshard.errors",
     "InputError": "autoshard.errors",
     "MeshError": "autoshard.errors",
@@ -55,11 +58,13 @@ _HOME = {
     "ValidationError": "autoshard.errors",
     "analyze": "autoshard.planner",
     "estimate": "autoshard.planner",
+    "from_export": "autoshard.planner",
     "no_sync": "autoshard.runtime.eager",
     "optimize": "autoshard.planner",
     "profiler": "autoshard.runtime.watch",
     "sharding_rule": "autoshard.sharding.registry",
     "spmd": "autoshard.runtime.spmd",
+    "sweep": "autoshard.sweeps",
     "validate": "autoshard.planner",
 }
 """Module that each public name comes from."""
@@ -70,6 +75,7 @@ __all__ = [
     "Client",
     "Cluster",
     "DeviceMesh",
+    "ExportUnsupported",
     "InfeasibleError",
     "InputError",
     "MeshError",
@@ -87,11 +93,13 @@ __all__ = [
     "__version__",
     "analyze",
     "estimate",
+    "from_export",
     "no_sync",
     "optimize",
     "profiler",
     "sharding_rule",
     "spmd",
+    "sweep",
     "validate",
 ]
 

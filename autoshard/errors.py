@@ -7,7 +7,8 @@
     │   ├── UnknownNameError    a preset, operator or axis nobody knows; nearest names listed
     │   ├── InputError          arguments of the model that are missing or do not fit
     │   ├── CaptureError        a model that cannot be captured
-    │   └── RuleError           a sharding rule that is malformed or does not fit its operator
+    │   ├── RuleError           a sharding rule that is malformed or does not fit its operator
+    │   └── ExportUnsupported   a plan that a target cannot express; names what would be lost
     ├── InfeasibleError         nothing fits (exit status 3)
     ├── ValidationError         a plan did not do what it said (exit status 4)
     └── RankError               a process of the runtime failed (exit status 1)
@@ -54,6 +55,20 @@ class CaptureError(RequestError):
 
 class RuleError(RequestError):
     """A sharding rule that is malformed, registered twice, or does not fit its operator."""
+
+
+class ExportUnsupported(RequestError):
+    """A plan that another tool cannot express, or a document of one that cannot be a plan.
+
+    Attributes:
+        target: the other tool's format.
+        lost: what would be lost, each in words with figures.
+        mend: what to do instead.
+    """
+
+    def __init__(self, target: str, lost: Iterable[str], mend: str) -> None:
+        self.target, self.lost, self.mend = target, tuple(lost), mend
+        super().__init__("\n".join([f"{target} cannot express this", *self.lost, mend]))
 
 
 class UnknownNameError(RequestError):

@@ -38,8 +38,27 @@ EXHAUSTIVE = 200
 Pins = Mapping[str, Mapping[str, State]]
 """Parameter's dotted name -> its state on each axis by name; ``R`` on axes that are not named."""
 
-Progress = Callable[[int, int, str], None]
-"""(done, total, what was just priced)."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How far a search is.
+
+    Attributes:
+        done: configurations that were priced.
+        total: how many will be.
+        label: what was priced just now.
+        best_label: the fastest so far that fits, or None.
+        best_step_time_s: its time.
+    """
+
+    done: int
+    total: int
+    label: str
+    best_label: str | None
+    best_step_time_s: float | None
+
+
+Progress = Callable[[Standing], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,10 +337,22 @@ class _Outer:
                 _record(trial, found, solution)
                 study.tell(trial, solution.step_time.total_s)
                 if progress is not None:
-                    progress(len(self.priced), total, found.label)
+                    progress(self.standing(total, found))
         finally:
             optuna.logging.set_verbosity(verbosity)
         return study
+
+    def standing(self, total: int, found: Configuration) -> Standing:
+        """How far the search is, now that ``found`` is priced."""
+        fitting = {c: s.step_time.total_s for c, s in self.priced.items() if s.fits}
+        best = min(fitting, key=lambda c: fitting[c], default=None)
+        return Standing(
+            done=len(self.priced),
+            total=total,
+            label=found.label,
+            best_label=None if best is None else best.label,
+            best_step_time_s=None if best is None else fitting[best],
+        )
 
     def _name(self, space: Sequence[Configuration]) -> str:
         """Name in a storage: searches of the same space for the same thing share a study."""
@@ -395,7 +426,12 @@ def _why(lost: Solution, won: Solution) -> str:
     }
     most = max(parts, key=lambda k: parts[k])
     slower = f"{100 * (ratio - 1):.2g}% slower" if ratio < 1.1 else f"{ratio:.2f} times as slow"
-    return f"{slower}: {parts[most] * 1e3:.3g} ms more for {most}"
+    return f"{slower}: {_figure(parts[most] * 1e3)} ms more for {most}"
+
+
+def _figure(value: float, digits: int = 3) -> str:
+    """A number with few digits, and no exponent where it is large."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.{digits}g}"
 
 
 def binding(memory: Memory) -> str:
@@ -412,10 +448,11 @@ def binding(memory: Memory) -> str:
     order = sorted(categories, key=lambda k: -categories[k])
     limit = memory.limit_bytes or 0
     over = memory.total_bytes - limit
-    rest = ", ".join(f"{k} {categories[k] / 1e9:.3g} GB" for k in order[1:4] if categories[k])
+    rest = ", ".join(f"{k} {_figure(categories[k] / 1e9)} GB" for k in order[1:4] if categories[k])
     return (
-        f"{order[0]} {categories[order[0]] / 1e9:.3g} GB (then {rest}); "
-        f"{memory.total_bytes / 1e9:.4g} GB of {limit / 1e9:.4g} GB, {over / 1e9:.3g} GB too much"
+        f"{order[0]} {_figure(categories[order[0]] / 1e9)} GB (then {rest}); "
+        f"{_figure(memory.total_bytes / 1e9, 4)} GB of {_figure(limit / 1e9, 4)} GB, "
+        f"{_figure(over / 1e9)} GB too much"
     )
 
 

@@ -28,13 +28,27 @@ Stream = Literal["compute", "communication"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One bar of the timeline."""
+    """One bar of the timeline.
+
+    Attributes:
+        stream: what is busy.
+        name: of the operator, or of the message and the value that moves.
+        phase: of the step.
+        start_s: seconds since the step began.
+        seconds: how long.
+        message: what is sent; None for an operator.
+        issued_s: when the program came to the message; it starts later where the links are busy.
+        is_fused: whether compute goes on beside the message.
+    """
 
     stream: Stream
     name: str
     phase: Literal["forward", "backward", "optimizer"]
     start_s: float
     seconds: float
+    message: Collective | None = None
+    issued_s: float = 0.0
+    is_fused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +239,14 @@ class _Pricer:
         seconds: float,
     ) -> None:
         self._count(op, axes, num_bytes, phase, seconds)
-        start = max(self.now, self.link_free)
+        issued = self.now
+        start = max(issued, self.link_free)
         self.now = self.link_free = start + seconds
         if self.keep_events:
-            self._event("communication", f"{op} {value}", phase, start, seconds)
+            names = tuple(self.program.axis_names[a] for a in axes)
+            message = Collective(op, names, num_bytes, phase, value)  # type: ignore[arg-type]
+            name = f"{op} {value}"
+            self._event("communication", name, phase, start, seconds, message, issued)
 
     def _bucket(self, message: Collective) -> None:
         axes = tuple(self.program.axis_names.index(a) for a in message.axes)
@@ -237,9 +255,8 @@ class _Pricer:
         self.fused += seconds
         start = max(self.now, self.link_free)
         self.link_free = start + seconds
-        self._event(
-            "communication", f"fused {message.op} {message.value}", "backward", start, seconds
-        )
+        name = f"fused {message.op} {message.value}"
+        self._event("communication", name, "backward", start, seconds, message, self.now, True)
 
     def _work(self, name: str, phase: Phase, seconds: float) -> None:
         if not seconds:
@@ -256,9 +273,14 @@ class _Pricer:
         phase: Literal["forward", "backward", "optimizer"],
         start: float,
         seconds: float,
+        message: Collective | None = None,
+        issued: float = 0.0,
+        is_fused: bool = False,
     ) -> None:
         if self.keep_events and seconds:
-            self.events.append(Event(stream, name, phase, start, seconds))
+            self.events.append(
+                Event(stream, name, phase, start, seconds, message, issued, is_fused)
+            )
 
     def _optimizer_seconds(self) -> float:
         total = 0.0

@@ -38,7 +38,7 @@ def modules_of_the_checkout() -> set[str]:
 def data_of_the_checkout() -> set[str]:
     """Each data file that package-data names, by its path inside a wheel."""
     return {
-        f"{package.replace('.', '/')}/{path.name}"
+        f"{package.replace('.', '/')}/{path.relative_to(folder_of(package)).as_posix()}"
         for package, patterns in DATA.items()
         for pattern in patterns
         for path in folder_of(package).glob(pattern)

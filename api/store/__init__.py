@@ -1,13 +1,8 @@
 """Jobs, plans, keys and events in SQLite (WAL) or PostgreSQL; several servers may share one."""
 
+from autoshard.api.store.errors import IdempotencyConflict, QueueFull, QuotaReached, StoreError
 from autoshard.api.store.records import Event, Job, Key, Lease, Result, StoredPlan
-from autoshard.api.store.store import (
-    IdempotencyConflict,
-    QueueFull,
-    QuotaReached,
-    Store,
-    StoreError,
-)
+from autoshard.api.store.store import Store
 
 __all__ = [
     "Event",

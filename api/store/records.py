@@ -13,16 +13,19 @@ class Job:
     """One request that is planned, was planned, or will be.
 
     Attributes:
-        id: ``job_`` and 26 letters and digits that sort by time and cannot be guessed.
+        id: ``job_`` and 37 letters and digits that sort by time and cannot be guessed; see ``ids``.
         owner: the name that its key belongs to; ``local`` where no keys are asked for.
         kind: ``plan`` or ``estimate``; estimates are claimed first.
         state: ``queued``, ``running``, then one of the three ends, which never changes.
-        request: the request as checked, JSON; what the worker is given.
+        request: the request as checked, JSON. Whole for the worker that claims the job; elsewhere
+            its long documents (a config, a graph, a cluster) are cut to their top-level words and
+            numbers, so that a list of jobs is short.
         digest: equal for equal requests.
         created_s: seconds since the epoch.
         started_s: of the last attempt.
         finished_s: when it came to its end.
         attempt: how often it was begun.
+        cancelling: whether it still runs, but was asked to stop.
         progress: ``{"message", "done", "total", "best_step_time_s", "best_label"}`` or None.
         plan_id: the plan, once it succeeded.
         problem: why it failed, as a problem document.
@@ -39,6 +42,7 @@ class Job:
     started_s: float | None = None
     finished_s: float | None = None
     attempt: int = 0
+    cancelling: bool = False
     progress: dict[str, Any] | None = None
     plan_id: str | None = None
     problem: dict[str, Any] | None = None
@@ -47,7 +51,20 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that a watcher of a job is told; ``seq`` counts 1, 2, ... within the job."""
+    """Something that a watcher of a job is told; ``seq`` counts 1, 2, ... within the job.
+
+    ``kind`` and its ``data``; exactly one of the last three comes, and as the last:
+
+    =============  ======================================================================
+    ``queued``     ``{}``; or again, since its worker died or stopped: ``{"reason": ...}``
+    ``running``    ``{"attempt": 1}``
+    ``progress``   as ``Job.progress``
+    ``cancelling``  ``{}``: it was asked to stop while it ran
+    ``succeeded``  ``{"plan_id": ...}``
+    ``failed``     ``{"problem": {...}}``
+    ``cancelled``  ``{}``
+    =============  ======================================================================
+    """
 
     job_id: str
     seq: int
@@ -61,11 +78,11 @@ class StoredPlan:
     """A finished plan; never changed.
 
     Attributes:
-        id: ``plan_`` and letters and digits that cannot be guessed.
+        id: ``plan_`` and 37 letters and digits that cannot be guessed.
         share: secret that lets anyone who has the link read this plan.
         summary: name, label, devices, step time, memory: what a list shows.
-        document: the plan's JSON, as ``Plan.to_json`` gives it.
-        trace: predicted timeline, a gzipped Chrome trace.
+        document: the plan's JSON, as ``Plan.to_json`` gives it. Its predicted timeline is read by
+            ``Store.trace``.
     """
 
     id: str
@@ -75,7 +92,6 @@ class StoredPlan:
     created_s: float
     summary: dict[str, Any]
     document: bytes
-    trace: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

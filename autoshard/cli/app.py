@@ -15,9 +15,13 @@ from typing import Annotated, Any
 
 import typer
 
+from autoshard.cli.export import export, import_
 from autoshard.cli.options import given, parse_bytes, writable
 from autoshard.cli.output import Output, guarded
+from autoshard.cli.report import report
 from autoshard.cli.serve import keys, serve
+from autoshard.cli.sweep import results, sweep
+from autoshard.cli.trace import trace
 from autoshard.cli.visualize import visualize
 from autoshard.errors import InfeasibleError, RequestError, ValidationError
 
@@ -388,7 +392,13 @@ def validate(
         raise failed
 
 
+app.command(short_help="Plan, price or measure many points.")(sweep)
+app.command(short_help="Show or write the rows of a sweep.")(results)
 app.command(short_help="Draw a trace of communication.")(visualize)
+app.command(short_help="Write the predicted timeline of a plan.")(trace)
+app.command(short_help="Write a plan or a sweep as one HTML page.")(report)
+app.command(short_help="Write a plan as another tool's own files.")(export)
+app.command("import", short_help="Price another tool's parallelism as a plan.")(import_)
 app.command(short_help="Answer plan requests over HTTP, with a page.")(serve)
 app.add_typer(keys)
 

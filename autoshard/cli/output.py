@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from autoshard.errors import AutoshardError, InfeasibleError, ValidationError
+from autoshard.errors import (
+    AutoshardError,
+    ExportUnsupported,
+    InfeasibleError,
+    ValidationError,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +82,7 @@ class Output:
     @contextmanager
     def progress(self, first: str) -> Iterator[Reporter]:
         """A reporter that has already said ``first``; torch is loaded only after that."""
-        with _stdout_kept() if self.as_json else nullcontext():
+        with stdout_kept() if self.as_json else nullcontext():
             yield from self._progress(first)
 
     def _progress(self, first: str) -> Iterator[Reporter]:
@@ -115,9 +120,17 @@ class Output:
         """The one document of a ``--json`` command."""
         print(text, flush=True)
 
-    def table(self, renderable: Any) -> None:
-        """A result for people."""
-        self._console(stderr=False).print(renderable)
+    def table(self, renderable: Any, *, piped_width: int | None = None) -> None:
+        """A result for people.
+
+        Args:
+            renderable: what rich can print.
+            piped_width: columns that a wide table may take where no terminal limits them.
+        """
+        console = self._console(stderr=False)
+        if piped_width is not None and not console.is_terminal:
+            console.width = piped_width
+        console.print(renderable)
 
     def say(self, message: str) -> None:
         """A line for people, on stderr."""
@@ -125,7 +138,7 @@ class Output:
 
 
 @contextmanager
-def _stdout_kept() -> Iterator[None]:
+def stdout_kept() -> Iterator[None]:
     """Whatever a model's code or another process prints meanwhile goes to stderr instead."""
     sys.stdout.flush()
     try:
@@ -199,6 +212,8 @@ def _failed(error: BaseException, message: str, status: int, as_json: bool) -> i
         }
         if isinstance(error, InfeasibleError):
             found |= {"binding": error.binding, "nearest": list(error.nearest)}
+        if isinstance(error, ExportUnsupported):
+            found |= {"target": error.target, "lost": list(error.lost), "mend": error.mend}
         if isinstance(error, ValidationError) and hasattr(error.report, "to_json"):
             found["report"] = error.report.to_json()
         print(json.dumps({"error": found}), flush=True)

@@ -65,8 +65,10 @@ def serve(
     Every limit can be set by an environment variable AUTOSHARD_SERVE_...; docs/service.md has them.
     """
     settings = _service("autoshard.api.settings")
-    app = _service("autoshard.api.app")
-    app.serve(settings.Settings(**given(host=host, port=port, database=database, workers=workers)))
+    server = _service("autoshard.api.server")
+    server.serve(
+        settings.Settings(**given(host=host, port=port, database=database, workers=workers))
+    )
 
 
 def _store(database: str | None) -> Any:

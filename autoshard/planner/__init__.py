@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autoshard.planner.checking import analyze, validate
+    from autoshard.planner.foreign import from_export
     from autoshard.planner.plan import Plan
     from autoshard.planner.planning import estimate, optimize
 
@@ -17,11 +18,12 @@ _HOME = {
     "Plan": "autoshard.planner.plan",
     "analyze": "autoshard.planner.checking",
     "estimate": "autoshard.planner.planning",
+    "from_export": "autoshard.planner.foreign",
     "optimize": "autoshard.planner.planning",
     "validate": "autoshard.planner.checking",
 }
 
-__all__ = ["Plan", "analyze", "estimate", "optimize", "validate"]
+__all__ = ["Plan", "analyze", "estimate", "from_export", "optimize", "validate"]
 
 
 def __getattr__(name: str) -> Any:

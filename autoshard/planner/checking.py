@@ -24,6 +24,7 @@ from autoshard.planner.progress import reporter
 from autoshard.planner.request import check_sizes, resolve_dtype
 from autoshard.validation import (
     DryRunReport,
+    Measured,
     ValidationReport,
     dry_run,
     measure_program,
@@ -231,6 +232,34 @@ def validate_plan(
             report=report,
         )
     return report
+
+
+def measure_plan(
+    plan: PlanDocument,
+    captured: Captured,
+    *,
+    seed: int = 0,
+    steps: int = 10,
+    timeout_s: float = 120.0,
+) -> Measured:
+    """Run a plan on processes of this machine for its time, memory and collectives alone.
+
+    Three steps go ahead of the ``steps`` that are timed: one whose collectives are recorded, one
+    whose memory is, and one to warm up.
+
+    Raises:
+        ValidationError: other collectives were issued than predicted.
+        RequestError: more processes or memory than this machine has.
+        RankError: a process failed; with its own error.
+    """
+    _check_room(plan, plan.dtype)
+    found = measure_program(plan, captured, seed=seed, steps=steps, timeout_s=timeout_s)
+    if found.collectives.differences:
+        raise ValidationError(
+            f"{found.collectives.differences} collectives differ between what was predicted and "
+            f"what was issued in {plan.dtype}; {found.collectives.first}"
+        )
+    return found
 
 
 def _check_room(plan: PlanDocument, dtype: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import PrivateAttr
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autoshard.analyzer import Captured
+    from autoshard.exports import Export
     from autoshard.program import Program
     from autoshard.runtime.lower import LoweredModule
     from autoshard.validation import DryRunReport, ValidationReport
@@ -97,6 +99,69 @@ class Plan(PlanDocument):
         from autoshard.assemble import program_of
 
         return program_of(self.captured(model).graph, self)
+
+    def trace(self, model: nn.Module | str | None = None) -> dict[str, Any]:
+        """The predicted timeline of one step, as a Chrome trace document.
+
+        The form is that of a measured one (``AUTOSHARD_TRACE_COMM=1``), so Perfetto shows both side
+        by side; see :mod:`autoshard.planner.timeline`.
+
+        Args:
+            model: the model, where the plan does not remember it.
+        """
+        from autoshard.planner.timeline import predicted_trace
+
+        return predicted_trace(self.captured(model).graph, self)
+
+    def save_trace(self, path: str | Path, model: nn.Module | str | None = None) -> None:
+        """Write :meth:`trace` as JSON; compressed where ``path`` ends in ``.gz``.
+
+        Raises:
+            RequestError: it cannot be written.
+        """
+        from autoshard.planner.timeline import save_trace
+
+        save_trace(self.trace(model), path)
+
+    def export(self, target: str, model: nn.Module | str | None = None) -> Export:
+        """The plan as another tool's own files: code, a recipe, flags or a configuration.
+
+        Args:
+            target: one of :data:`autoshard.exports.TARGETS`: ``dtensor``, ``torchtitan``,
+                ``megatron``, ``deepspeed``, ``accelerate``, ``hf``, ``jax``, ``torchrun``,
+                ``slurm``.
+            model: the model, where the plan does not remember it.
+
+        Raises:
+            UnknownNameError: no such target.
+            ExportUnsupported: the target cannot express the plan; names what would be lost.
+        """
+        from autoshard.exports import export
+
+        return export(self, target, lambda: self.program(model))
+
+    def report(self, path: str | Path, model: nn.Module | str | None = None) -> None:
+        """Write the plan as one self-contained HTML page; see :mod:`autoshard.report`.
+
+        The predicted timeline is in it where the model is at hand.
+
+        Args:
+            path: the file.
+            model: the model, where the plan does not remember it.
+
+        Raises:
+            RequestError: it cannot be written.
+        """
+        from autoshard.report import plan_page
+
+        is_known = model is not None or self._captured is not None or self.model.source is not None
+        page = plan_page(self, self.trace(model) if is_known else None)
+        try:
+            Path(path).write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise RequestError(
+                f"cannot write {path}: {error.strerror}; name another file"
+            ) from error
 
     def validate(  # type: ignore[override]  # pydantic has a deprecated method of that name
         self,

@@ -23,14 +23,15 @@ from autoshard.planner.request import (
     resolve_mesh,
 )
 from autoshard.search.memory import optimizer_of
-from autoshard.sharding.layout import State
+from autoshard.sharding.layout import Layout, State
 from autoshard.sharding.spec import ShardingSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
     from autoshard.analyzer import Captured
-    from autoshard.search import Solution
+    from autoshard.candidates import AxisUse
+    from autoshard.search import Solution, Standing
 
 TIGHT = 0.03
 """Share of the memory below which a plan warns that little is to spare (assumed)."""
@@ -56,7 +57,9 @@ def optimize(
     seed: int = 0,
     storage: str | None = None,
     validate: Validate = "none",
+    captured: Captured | None = None,
     progress: bool | Callable[[str], None] | None = True,
+    watch: Callable[[Standing], None] | None = None,
 ) -> Plan:
     """Find the fastest way to shard a model over a cluster.
 
@@ -78,7 +81,9 @@ def optimize(
         seed: same seed, same plan.
         storage: URL of an Optuna storage that keeps the trials.
         validate: ``dry-run`` or ``run`` to check the plan before it is returned.
+        captured: the model at this very batch, length and dtype, where it was captured before.
         progress: True: lines on stderr where it is a terminal; or called with each line.
+        watch: told after each configuration how far the search is, and the fastest so far.
 
     Raises:
         RequestError: the request is wrong; says where and what would be right.
@@ -88,11 +93,16 @@ def optimize(
     if validate not in ("none", "dry-run", "run"):
         raise RequestError(f"validate must be 'none', 'dry-run' or 'run', found {validate!r}")
     say = reporter(progress)
-    request = _Request.read(
+    request = Request.read(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, trials, say
     )
-    captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
+    captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
     from autoshard.search import search
+
+    def told(standing: Standing) -> None:
+        say(f"priced {standing.done}/{standing.total}: {standing.label}")
+        if watch is not None:
+            watch(standing)
 
     def regraph(batch: int) -> ModelGraph:
         return capture(
@@ -111,7 +121,7 @@ def optimize(
         trials=trials,
         seed=seed,
         storage=storage,
-        progress=lambda done, total, what: say(f"priced {done}/{total}: {what}"),
+        progress=told,
         regraph=regraph if example_inputs is None else None,
     )
     plan = _plan(
@@ -143,6 +153,7 @@ def estimate(
     strategy: str = "auto",
     memory_limit_bytes: int | None = None,
     seed: int = 0,
+    captured: Captured | None = None,
     progress: bool | Callable[[str], None] | None = True,
 ) -> Plan:
     """What a model costs on one given mesh; arguments as :func:`optimize`.
@@ -150,39 +161,77 @@ def estimate(
     The plan is returned even where it does not fit: see ``plan.memory.fits``.
     """
     say = reporter(progress)
-    request = _Request.read(
+    request = Request.read(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, None, say
     )
-    captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
-    from autoshard.search import Configuration, solve
+    captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
+    from autoshard.search import Configuration
 
-    say(f"pricing {len(captured.graph.nodes)} operators")
     assert request.mesh is not None
     names, sizes = request.mesh.axis_names, request.mesh.sizes
-    uses = Configuration(strategy, names, sizes).uses  # type: ignore[arg-type]  # checked
+    return price(
+        request,
+        captured,
+        Configuration(strategy, names, sizes).uses,  # type: ignore[arg-type]  # checked
+        {},
+        memory_limit_bytes=memory_limit_bytes,
+        seed=seed,
+        source=source_of(model),
+        seq_len=seq_len,
+    )
+
+
+def price(
+    request: Request,
+    captured: Captured,
+    uses: Sequence[AxisUse],
+    pins: Mapping[str, Layout],
+    *,
+    memory_limit_bytes: int | None,
+    seed: int,
+    source: str | None,
+    seq_len: int | None,
+) -> Plan:
+    """The fastest plan on the request's mesh with its axes used so, whether it fits or not.
+
+    Args:
+        request: names a mesh.
+        captured: the model.
+        uses: what each axis of the mesh may be used for.
+        pins: parameter -> the layout over the axes larger than 1 that it must be stored in.
+        memory_limit_bytes: of one device; None: what the cluster says.
+        seed: noted in the plan.
+        source: where the model comes from.
+        seq_len: tokens of a sample.
+    """
+    from autoshard.search import solve
+
+    request.say(f"pricing {len(captured.graph.nodes)} operators")
+    assert request.mesh is not None
     limit = request.cluster.device.memory_bytes
     solution = solve(
         captured.graph,
         request.cluster,
-        sizes,
-        names,
+        request.mesh.sizes,
+        request.mesh.axis_names,
         uses,
-        optimizer=optimizer,
+        optimizer=request.optimizer,
         memory_limit=limit if memory_limit_bytes is None else memory_limit_bytes,
+        pins=pins,
     )
     return _plan(
         solution,
         captured,
         request,
         seed=seed,
-        source=source_of(model),
+        source=source,
         seq_len=seq_len,
         alternatives=(),
         lower_bound_s=solution.lower_bound_s,
     )
 
 
-class _Request:
+class Request:
     """What was asked for, checked before anything long is begun."""
 
     def __init__(
@@ -209,7 +258,8 @@ class _Request:
         memory_limit_bytes: int | None,
         trials: int | None,
         say: Progress,
-    ) -> _Request:
+    ) -> Request:
+        """Check what was asked for; see :func:`optimize`."""
         check_strategy(strategy)
         optimizer_of(optimizer)
         check_sizes(memory_limit_bytes=memory_limit_bytes, trials=trials)
@@ -225,9 +275,21 @@ class _Request:
 
     @property
     def forced(self) -> dict[str, int] | None:
+        """The mesh that was asked for, as sizes by name."""
         if self.mesh is None:
             return None
         return dict(zip(self.mesh.axis_names, self.mesh.sizes, strict=True))
+
+    def on_mesh(self, sizes: Mapping[str, int]) -> Request:
+        """The same request on this mesh.
+
+        Raises:
+            MeshError: the sizes do not multiply to the devices.
+        """
+        mesh = resolve_mesh(sizes, self.cluster.devices)
+        return Request(
+            self.cluster, mesh, self.optimizer, self.strategy, self.assumptions, self.say
+        )
 
     def capture(
         self,
@@ -237,6 +299,7 @@ class _Request:
         seq_len: int | None,
         dtype: str | None,
     ) -> Captured:
+        """The model, captured at the batch that was asked for."""
         check_sizes(global_batch=global_batch, seq_len=seq_len)
         if example_inputs is not None and (global_batch is not None or seq_len is not None):
             raise InputError(
@@ -282,7 +345,7 @@ def _pins(
 def _plan(
     solution: Solution,
     captured: Captured,
-    request: _Request,
+    request: Request,
     *,
     seed: int,
     source: str | None,

@@ -69,7 +69,7 @@ def resolve_mesh(mesh: str | Mapping[str, int] | None, devices: int) -> MeshDocu
     """
     if mesh is None:
         return None
-    sizes = _read_mesh(mesh) if isinstance(mesh, str) else {str(k): v for k, v in mesh.items()}
+    sizes = read_mesh(mesh) if isinstance(mesh, str) else {str(k): v for k, v in mesh.items()}
     named: dict[str, int] = {}
     for name, size in sizes.items():
         axis = SHORT_AXES.get(name, name)
@@ -98,7 +98,12 @@ def resolve_mesh(mesh: str | Mapping[str, int] | None, devices: int) -> MeshDocu
     return MeshDocument(axis_names=AXES, sizes=out)
 
 
-def _read_mesh(text: str) -> dict[str, int]:
+def read_mesh(text: str) -> dict[str, int]:
+    """Sizes by name of ``data=4,model=8``, as they stand there.
+
+    Raises:
+        MeshError: unreadable, or an axis named twice.
+    """
     out: dict[str, int] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, size = part.partition("=")

@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import torch
@@ -61,13 +60,13 @@ class RankResult:
     Attributes:
         step: its parts of everything; None where nothing was to be kept.
         issued: collectives, in order.
-        step_seconds: median of the timed steps; None where none was.
+        step_seconds: of each timed step, in order; empty where none was.
         peak_bytes: see ``MEMORY_METHOD``; None where no step was timed.
     """
 
     step: Step | None
     issued: list[Collective]
-    step_seconds: float | None
+    step_seconds: tuple[float, ...]
     peak_bytes: int | None
 
 
@@ -103,7 +102,7 @@ def _run(world: World, job: Job) -> RankResult:
     del loss, outputs
     issued = recorder.collectives
     comm.recorder = None
-    seconds: float | None = None
+    seconds: tuple[float, ...] = ()
     peak: int | None = None
     if job.steps and not job.watch:
         world.progress("measuring memory", 0.6)
@@ -145,8 +144,8 @@ def one_step(module: LoweredModule, inputs: tuple[Tensor, ...]) -> tuple[Tensor,
 
 def timed(
     module: LoweredModule, inputs: tuple[Tensor, ...], steps: int, device: torch.device
-) -> float:
-    """Median seconds of a step, forward and backward; the first one is not counted."""
+) -> tuple[float, ...]:
+    """Seconds of each step, forward and backward; a first one is not counted."""
     found = []
     for index in range(steps + 1):
         module.zero_grad(set_to_none=True)
@@ -156,7 +155,7 @@ def timed(
         _synchronize(device)
         if index:
             found.append(time.perf_counter() - start)
-    return median(found)
+    return tuple(found)
 
 
 def _synchronize(device: torch.device) -> None:

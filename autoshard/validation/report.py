@@ -173,10 +173,15 @@ class ValidationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a plan costs beside what it said; fields as in :class:`ValidationReport`."""
+    """What a plan costs beside what it said; fields as in :class:`ValidationReport`.
+
+    Attributes:
+        step_seconds_each: every timed step of the process whose median is ``step_seconds``.
+    """
 
     collectives: CollectiveCheck
     step_seconds: float | None
+    step_seconds_each: tuple[float, ...]
     predicted_step_seconds: float | None
     peak_bytes: int | None
     predicted_peak_bytes: int | None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -180,6 +181,7 @@ def measure_program(
     return Measured(
         collectives=check_collectives(program, found),
         step_seconds=_slowest(found),
+        step_seconds_each=max((r.step_seconds for r in found.values()), key=_median, default=()),
         predicted_step_seconds=_predicted_seconds(plan),
         peak_bytes=_fullest(found),
         predicted_peak_bytes=_predicted_bytes(plan),
@@ -206,7 +208,11 @@ def _steps(found: Mapping[Coordinate, RankResult]) -> dict[Coordinate, Step]:
 
 
 def _slowest(found: Mapping[Coordinate, RankResult]) -> float | None:
-    return max((r.step_seconds for r in found.values() if r.step_seconds is not None), default=None)
+    return max((median(r.step_seconds) for r in found.values() if r.step_seconds), default=None)
+
+
+def _median(seconds: tuple[float, ...]) -> float:
+    return median(seconds) if seconds else 0.0
 
 
 def _fullest(found: Mapping[Coordinate, RankResult]) -> int | None:

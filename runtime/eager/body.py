@@ -26,10 +26,12 @@ from autoshard.runtime.eager.arguments import Objects, map_tensors, objects_of
 from autoshard.runtime.eager.arrays import Array
 from autoshard.runtime.eager.choose import Chooser
 from autoshard.runtime.eager.customs import Customs
-from autoshard.runtime.eager.engine import Engine, Mode, engine_of
+from autoshard.runtime.eager.engine import Mode, engine_of
 from autoshard.runtime.eager.handlers import grad_meta
+from autoshard.runtime.eager.known import remember
 from autoshard.runtime.eager.optimizers import Stepping
 from autoshard.runtime.eager.patches import current_engine, patched
+from autoshard.runtime.eager.pieces import BodyResult, ModuleState, OptimizerState, Piece
 from autoshard.runtime.eager.tags import Meta, meta_of, set_meta
 from autoshard.runtime.shards import take_shard
 from autoshard.sharding.collective import CollectiveSeconds
@@ -37,6 +39,7 @@ from autoshard.sharding.layout import Cut, Layout, R, Shape, fits, forward_half
 from autoshard.sharding.mesh import DeviceMesh
 
 __all__ = [
+    "Body",
     "BodyResult",
     "EagerOptions",
     "ModuleState",
@@ -47,77 +50,6 @@ __all__ = [
     "objects_of",
     "run_body",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """What one rank holds of one tensor.
-
-    Attributes:
-        local: the shard, detached and contiguous.
-        layout: how the shards lie; ``join_shards`` puts them together. Partial values are summed.
-        shape: the global shape.
-        kind: what the caller gets: a tensor, an array, or a NumPy scalar.
-        requires_grad: whether it needed a gradient.
-    """
-
-    local: Tensor
-    layout: Layout
-    shape: Shape
-    kind: str = "tensor"
-    requires_grad: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleState:
-    """A module after the call.
-
-    Attributes:
-        parameters: by name (``named_parameters``; of a shared one the first name only).
-        buffers: by name (``named_buffers``), also those that were made during the call.
-        gradients: by parameter name, where ``.grad`` is not None.
-        training: ``module.training`` of every submodule, by name.
-    """
-
-    parameters: Mapping[str, Piece]
-    buffers: Mapping[str, Piece]
-    gradients: Mapping[str, Piece]
-    training: Mapping[str, bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerState:
-    """An optimizer after the call, parameters by their place in ``param_groups``.
-
-    Attributes:
-        groups: each group without its ``params``.
-        state: for each parameter (counted through all groups) its state: pieces, numbers, tensors
-            that are equal on all ranks.
-    """
-
-    groups: Sequence[Mapping[str, Any]]
-    state: Mapping[int, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BodyResult:
-    """What a call of :func:`run_body` leaves.
-
-    Attributes:
-        output: the function's result with a :class:`Piece` in the place of every tensor, array
-            and NumPy scalar; other objects stay as they are.
-        modules: one for each of ``objects_of(args, kwargs).modules``.
-        optimizers: one for each of ``objects_of(args, kwargs).optimizers``.
-        tensors: by place in ``objects_of(args, kwargs).tensors``: those written in place, and
-            gradients of those that require one, under ``gradients``.
-        gradients: see ``tensors``.
-    """
-
-    output: Any
-    modules: Sequence[ModuleState]
-    optimizers: Sequence[OptimizerState]
-    tensors: Mapping[int, Piece] = field(default_factory=dict)
-    gradients: Mapping[int, Piece] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,30 +107,23 @@ def run_body(
     Raises:
         RequestError: the function does what cannot be followed; the message says what to do.
     """
-    chosen = options or EagerOptions()
-    objects = objects_of(args, kwargs)
-    _check(objects, in_layouts, parameter_layouts, comm)
-    engine = engine_of(comm, lambda: Chooser(comm.mesh, chosen.seconds), chosen.seconds)
-    if current_engine() is not None:
-        raise RequestError(
-            "a sharded function was called inside another; call the plain function there"
-        )
-    before, comm.recorder = comm.recorder, recorder if recorder is not None else comm.recorder
-    session = _Session(engine, chosen)
+    body = Body(
+        objects_of(args, kwargs),
+        in_layouts=in_layouts,
+        parameter_layouts=parameter_layouts,
+        comm=comm,
+        options=options or EagerOptions(),
+    )
     try:
-        return session.run(
-            function, args, kwargs, objects, in_layouts, out_layout, parameter_layouts
-        )
+        return body.run(function, args, kwargs, out_layout=out_layout, recorder=recorder)
     finally:
-        session.restore()
-        comm.recorder = before
+        body.close()
 
 
 def _check(
     objects: Objects,
     in_layouts: Sequence[Layout | None],
     parameter_layouts: Sequence[Mapping[str, Layout]],
-    comm: Communicator,
 ) -> None:
     for what, given, there in (
         ("in_layouts", len(in_layouts), len(objects.tensors)),
@@ -207,8 +132,10 @@ def _check(
         if given > there:
             raise RequestError(f"{what} has {given} entries, the arguments have {there}")
     for index, module in enumerate(objects.modules):
-        named = dict(module.named_parameters()) | dict(module.named_buffers())
         layouts = parameter_layouts[index] if index < len(parameter_layouts) else {}
+        named: set[str] = set()
+        if layouts:
+            named = {n for n, _ in (*module.named_parameters(), *module.named_buffers())}
         for name in layouts:
             if name not in named:
                 raise SpecError(f"parameter_layouts names {name!r}, which the module lacks")
@@ -225,20 +152,97 @@ def _check(
                 )
 
 
-class _Session:
-    """One call on one rank."""
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A tensor that came whole, and what this rank holds of it.
 
-    def __init__(self, engine: Engine, options: EagerOptions) -> None:
-        self.engine = engine
+    Attributes:
+        given: the tensor itself, as it was found.
+        shard: of its values, for the time of the call.
+        layout: how it is cut.
+    """
+
+    given: Any
+    shard: Tensor
+    layout: Layout
+
+
+class Body:
+    """One call on one rank: it is entered when this is made, and left by :meth:`close`.
+
+    Between that and :meth:`run` other values may be written into the shards.
+
+    Args:
+        objects: what stands in the arguments.
+        in_layouts: see :func:`run_body`.
+        parameter_layouts: see :func:`run_body`.
+        comm: see :func:`run_body`.
+        options: see :func:`run_body`.
+
+    Attributes:
+        entered: everything that was cut, or copied.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        in_layouts: Sequence[Layout | None],
+        parameter_layouts: Sequence[Mapping[str, Layout]],
+        comm: Communicator,
+        options: EagerOptions,
+    ) -> None:
+        _check(objects, in_layouts, parameter_layouts)
+        if current_engine() is not None:
+            raise RequestError(
+                "a sharded function was called inside another; call the plain function there"
+            )
+        self.objects, self.entered = objects, list[Entered]()
         self._undo: list[Callable[[], None]] = []
+        self.engine = engine = engine_of(
+            comm, lambda: Chooser(comm.mesh, options.seconds), options.seconds
+        )
         gradients = engine.gradients
         gradients.reset()
         gradients.bucket_bytes, gradients.overlap = options.bucket_bytes, options.overlap
         gradients.sparse = options.sparse
         engine.raw = 0
         engine.mode = Mode(engine)
+        data = self._cut_axes(in_layouts)
+        cut = self._cut_axes([v for table in parameter_layouts for v in table.values()])
+        engine.begin(sorted({*data, *cut}), data)
+        try:
+            for index, module in enumerate(objects.modules):
+                layouts = parameter_layouts[index] if index < len(parameter_layouts) else {}
+                self._enter_module(module, layouts)
+            for optimizer in objects.optimizers:
+                self._enter_optimizer(optimizer)
+            self._shards = [
+                self._shard_of(value, in_layouts[index] if index < len(in_layouts) else None)
+                for index, value in enumerate(objects.tensors)
+            ]
+        except BaseException:
+            self.close()
+            raise
 
-    def restore(self) -> None:
+    def decisions(self) -> dict[int, Meta]:
+        """What first uses decided about parameters, by their ``id``."""
+        return {
+            id(entered.given): meta
+            for entered in self.entered
+            if isinstance(entered.given, nn.Parameter)
+            and (meta := meta_of(entered.given)) is not None
+            and not meta.open
+        }
+
+    def decide(self, decisions: Mapping[int, Meta]) -> None:
+        """Decide as in an earlier call of the same objects, before the first uses do."""
+        for entered in self.entered:
+            meta, own = decisions.get(id(entered.given)), meta_of(entered.given)
+            if meta is not None and own is not None and own.open and own.shape == meta.shape:
+                self.engine.decided(entered.given, meta)
+
+    def close(self) -> None:
         """Everything as it was before the call."""
         while self._undo:
             self._undo.pop()()
@@ -251,28 +255,43 @@ class _Session:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        objects: Objects,
-        in_layouts: Sequence[Layout | None],
+        *,
         out_layout: Layout | Sequence[Layout | None] | Callable[[Shape], Layout] | None,
-        parameter_layouts: Sequence[Mapping[str, Layout]],
+        recorder: Recorder | None = None,
+        wholes: Mapping[int, Tensor] | None = None,
     ) -> BodyResult:
-        """Enter, run, and take down what is left."""
-        data = self._cut_axes(in_layouts)
-        cut = self._cut_axes([v for table in parameter_layouts for v in table.values()])
-        self.engine.begin(sorted({*data, *cut}), data)
-        for index, module in enumerate(objects.modules):
-            layouts = parameter_layouts[index] if index < len(parameter_layouts) else {}
-            self._enter_module(module, layouts)
-        for optimizer in objects.optimizers:
-            self._enter_optimizer(optimizer)
+        """Run the function, and take down what is left.
+
+        Args:
+            function: see :func:`run_body`.
+            args: see :func:`run_body`.
+            kwargs: see :func:`run_body`.
+            out_layout: see :func:`run_body`.
+            recorder: see :func:`run_body`.
+            wholes: by ``id`` of a tensor of the arguments where its values are, if elsewhere.
+        """
+        comm = self.engine.comm
+        before, comm.recorder = comm.recorder, recorder if recorder is not None else comm.recorder
+        try:
+            return self._run(function, args, kwargs, out_layout, wholes or {})
+        finally:
+            comm.recorder = before
+
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        out_layout: Layout | Sequence[Layout | None] | Callable[[Shape], Layout] | None,
+        wholes: Mapping[int, Tensor],
+    ) -> BodyResult:
         swapped: dict[int, Any] = {}
-        shards: list[Tensor] = []
-        for index, value in enumerate(objects.tensors):
-            layout = in_layouts[index] if index < len(in_layouts) else None
-            shard = self._shard_of(value, layout)
-            shards.append(shard)
+        for value, shard in zip(self.objects.tensors, self._shards, strict=True):
             swapped[id(value)] = Array(shard) if isinstance(value, np.ndarray) else shard
-        versions = [t._version for t in shards]
+            whole = wholes.get(id(value), value)
+            if isinstance(whole, Tensor) and whole.device == shard.device:
+                remember(shard, whole)
+        versions = [t._version for t in self._shards]
 
         def swap(value: Any) -> Any:
             return swapped.get(id(value), value)
@@ -284,11 +303,13 @@ class _Session:
             out = function(*given, **named)
         with torch.no_grad():
             output = self._output(out, out_layout)
-        modules = [self._module_state(m) for m in objects.modules]
-        optimizers = [self._optimizer_state(o) for o in objects.optimizers]
+        modules = [self._module_state(m) for m in self.objects.modules]
+        optimizers = [self._optimizer_state(o) for o in self.objects.optimizers]
         tensors: dict[int, Piece] = {}
         gradients: dict[int, Piece] = {}
-        for index, (value, shard) in enumerate(zip(objects.tensors, shards, strict=True)):
+        for index, (value, shard) in enumerate(
+            zip(self.objects.tensors, self._shards, strict=True)
+        ):
             kind = "array" if isinstance(value, np.ndarray) else "tensor"
             if shard._version != versions[index]:
                 tensors[index] = self._piece(shard, kind)
@@ -313,7 +334,11 @@ class _Session:
 
     def _take(self, whole: Tensor, layout: Layout) -> Tensor:
         comm = self.engine.comm
-        return take_shard(whole.detach(), layout, comm.mesh, comm.coordinate).to(comm.device)
+        if layout == self.engine.whole_layout:
+            shard = whole.detach().clone(memory_format=torch.contiguous_format)
+        else:
+            shard = take_shard(whole.detach(), layout, comm.mesh, comm.coordinate)
+        return shard if shard.device == comm.device else shard.to(comm.device)
 
     def _shard_of(self, value: Any, layout: Layout | None) -> Tensor:
         if isinstance(value, np.ndarray) and value.dtype.name in ("uint16", "uint32", "uint64"):
@@ -330,6 +355,7 @@ class _Session:
         _fit(layout, tuple(value.shape))
         shard = self._take(whole, layout).requires_grad_(whole.requires_grad)
         set_meta(shard, Meta(layout, tuple(value.shape)))
+        self.entered.append(Entered(value, shard, layout))
         return shard
 
     def _enter_module(self, module: nn.Module, layouts: Mapping[str, Layout]) -> None:
@@ -358,7 +384,9 @@ class _Session:
 
         self._undo.append(undo)
         tensor.grad = None
-        tensor.data = self._take(whole, layout)
+        shard = self._take(whole, layout)
+        self.entered.append(Entered(tensor, shard, layout))
+        tensor.data = shard
         if parameter:
             self.engine.adopt(tensor, layout, shape)
         else:
@@ -384,7 +412,8 @@ class _Session:
                 if isinstance(entries, dict):
                     for name, value in entries.items():
                         if isinstance(value, Tensor):
-                            entries[name] = value.clone()
+                            entries[name] = copy = value.clone()
+                            self.entered.append(Entered(value, copy, self.engine.whole_layout))
 
     # ---- leaving ----------------------------------------------------------------------------
 
@@ -392,7 +421,7 @@ class _Session:
         meta = meta_of(tensor)
         layout = self.engine.whole_layout if meta is None else forward_half(meta.layout)
         return Piece(
-            local=tensor.detach().clone(memory_format=torch.contiguous_format),
+            local=tensor.detach().contiguous(),
             layout=layout,
             shape=tuple(tensor.shape) if meta is None else meta.shape,
             kind=kind,
@@ -446,14 +475,26 @@ class _Session:
         return map_tensors(out, leave)
 
     def _module_state(self, module: nn.Module) -> ModuleState:
-        gradients = {
-            name: self._gradient(p) for name, p in module.named_parameters() if p.grad is not None
-        }
+        parameters: dict[str, Piece] = {}
+        buffers: dict[str, Piece] = {}
+        gradients: dict[str, Piece] = {}
+        training: dict[str, bool] = {}
+        seen: set[int] = set()  # as named_parameters() and named_buffers() have them, in one walk
+        for prefix, inner in module.named_modules():
+            training[prefix] = inner.training
+            start = f"{prefix}." if prefix else ""
+            for name, parameter in inner._parameters.items():
+                if parameter is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    parameters[start + name] = self._piece(parameter)
+                    if parameter.grad is not None:
+                        gradients[start + name] = self._gradient(parameter)
+            for name, buffer in inner._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    buffers[start + name] = self._piece(buffer)
         return ModuleState(
-            parameters={name: self._piece(p) for name, p in module.named_parameters()},
-            buffers={name: self._piece(b) for name, b in module.named_buffers()},
-            gradients=gradients,
-            training={name: m.training for name, m in module.named_modules()},
+            parameters=parameters, buffers=buffers, gradients=gradients, training=training
         )
 
     def _optimizer_state(self, optimizer: Optimizer) -> OptimizerState:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from autoshard.runtime.comm import Communicator
+from autoshard.runtime.eager.fused import with_bias
+from autoshard.runtime.eager.known import is_count, whole_of
 from autoshard.runtime.eager.planning import Move, Out, Run, Schedule, Store
 from autoshard.runtime.eager.record import is_alias_of
 from autoshard.runtime.eager.tags import NAME, Meta, set_meta
 from autoshard.runtime.local import local_call
 from autoshard.runtime.moves import Mover, reshard
-from autoshard.sharding.layout import Layout, largest_shape
+from autoshard.sharding.layout import Layout, R, largest_shape
 
 
 class Host(Protocol):
@@ -66,26 +68,30 @@ class Bound:
             if enabled and g.requires_grad and g.is_leaf and len(g.shape) == 2
         )
         slots = self._inputs
-        for step in schedule.steps:
+        steps = with_bias(schedule)
+        for at, step in enumerate(steps):
             if not isinstance(step, Store):
                 slots = max(slots, step.slot + 1)
             self._steps.append(self._compiled(step, comm, name))
+            if is_count(steps, at - 1):
+                here, sum_up = self._steps[-2:]
+                self._steps[-2:] = [_count(steps[at - 1], step, here, sum_up, comm)]
         self._empty = [None] * (slots - self._inputs)
         self._single: tuple[Callable[..., Tensor], tuple[int, ...], Meta] | None = None
         out = schedule.result
         if (
-            len(schedule.steps) == 1
-            and isinstance(schedule.steps[0], Run)
+            len(steps) == 1
+            and isinstance(steps[0], Run)
             and isinstance(out, Out)
             and out.alias is None
             and out.operand is None
             and out.meta is not None
             and not self._decided
-            and not schedule.steps[0].back
-            and schedule.steps[0].grad
-            and schedule.steps[0].call.family != "aten.embedding"
+            and not steps[0].back
+            and steps[0].grad
+            and steps[0].call.family != "aten.embedding"
         ):
-            run = schedule.steps[0]
+            run = steps[0]
             self._single = (_local(run, comm, name), run.operands, out.meta)
 
     def __call__(self, tensors: Sequence[Tensor], host: Host) -> Any:
@@ -180,6 +186,23 @@ def _run(step: Run, comm: Communicator, name: str) -> Step:
         slots[slot] = out
 
     return run
+
+
+def _count(run: Any, move: Any, here: Step, sum_up: Step, comm: Communicator) -> Step:
+    """Count on the whole where it is known, else here and then over all devices."""
+    whole_layout = (R,) * len(comm.mesh)
+    call = local_call(run.call, (whole_layout,), whole_layout, comm.mesh, comm.coordinate)
+    source, slot = run.operands[0], move.slot
+
+    def count(slots: list[Any], host: Host) -> None:
+        whole = whole_of(slots[source])
+        if whole is None:
+            here(slots, host)
+            sum_up(slots, host)
+        else:
+            slots[slot] = call(whole)
+
+    return count
 
 
 def _store(step: Store) -> Step:

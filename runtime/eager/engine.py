@@ -161,7 +161,6 @@ class Engine:
         layout = forward_half(layout)
         undecided = tuple(a for a in self.active if layout[a] is R)
         set_meta(parameter, Meta(layout, shape, undecided))
-        self.gradients.watch(parameter)
 
     def shape(self, tensor: Tensor) -> tuple[int, ...]:
         """The global shape."""
@@ -273,22 +272,22 @@ class Engine:
         """Run a function of torch."""
         if _functorch.peek_interpreter_stack() is not None:
             return self._transformed(func, args, kwargs)
-        seen: dict[int, int] = {}
         tensors: list[Tensor] = []
         metas: list[Meta | None] = []
         try:
-            key: Any = (
-                func,
-                torch.is_grad_enabled(),
-                self._keys(args, seen, tensors, metas),
-                self._keys(kwargs, seen, tensors, metas) if kwargs else None,
-            )
+            row = [self._key(value, tensors, metas) for value in args]
+            named = [(k, self._key(v, tensors, metas)) for k, v in kwargs.items()]
         except UnkeyableError:
             if not self._any_tagged((args, kwargs)):
                 return func(*args, **kwargs)
             return self._without_plan(func, args, kwargs)
-        if not any(m is not None for m in metas):
+        if metas.count(None) == len(metas):
             return func(*args, **kwargs)
+        key: Any = (func, torch.is_grad_enabled(), *row, *named)
+        if len(tensors) > 1:
+            numbers = [id(t) for t in tensors]
+            if len(set(numbers)) != len(numbers):
+                key = (*key, tuple([numbers.index(n) for n in numbers]))
         if torch._C._is_any_autocast_enabled():
             raise RequestError(
                 f"{getattr(func, '__name__', func)} under torch.autocast: its casts happen below "
@@ -333,44 +332,36 @@ class Engine:
             return self._any_tagged((value.start, value.stop, value.step))
         return False
 
-    def _keys(
-        self,
-        value: Any,
-        seen: dict[int, int],
-        tensors: list[Tensor],
-        metas: list[Meta | None],
-    ) -> Any:
+    def _key(self, value: Any, tensors: list[Tensor], metas: list[Meta | None]) -> Any:
+        """What of an argument a plan depends on; its tensors are added to the lists."""
         cls = type(value)
-        if cls is tuple:
-            return tuple([self._keys(v, seen, tensors, metas) for v in value])
-        if isinstance(value, Tensor):
+        if cls is Tensor or cls is nn.Parameter or isinstance(value, Tensor):
             meta = value.__dict__.get(NAME)
             if meta is None and isinstance(value, nn.Parameter):
                 meta = self.meta(value)
             tensors.append(value)
             metas.append(meta)
-            first = seen.setdefault(id(value), len(tensors))
-            if first != len(tensors):
-                return ("same", first)
             if meta is None:
                 return (value.shape, value.stride(), value.dtype, value.requires_grad)
             return (meta, value.dtype, value.requires_grad)
+        if cls is tuple:
+            return tuple([self._key(v, tensors, metas) for v in value])
+        if value is None or value is Ellipsis:
+            return value
         if cls in _SCALARS:
             # Not a number is not equal to itself, and 0.0 equals -0.0: these go by their text.
             return (cls, value) if value and value == value else (cls, repr(value))
-        if value is None or value is Ellipsis:
-            return value
         if cls is slice:
             parts = (value.start, value.stop, value.step)
             if any(isinstance(p, Tensor) for p in parts):
                 raise UnkeyableError
             return (slice, *parts)
         if cls is list:
-            return (list, *[self._keys(v, seen, tensors, metas) for v in value])
+            return (list, *[self._key(v, tensors, metas) for v in value])
         if cls is dict:
-            return tuple([(k, self._keys(v, seen, tensors, metas)) for k, v in value.items()])
+            return tuple([(k, self._key(v, tensors, metas)) for k, v in value.items()])
         if isinstance(value, tuple):
-            return (cls, *[self._keys(v, seen, tensors, metas) for v in value])
+            return (cls, *[self._key(v, tensors, metas) for v in value])
         if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return value
         raise UnkeyableError
@@ -557,6 +548,15 @@ class Engine:
         return func(*check(args), **check(kwargs))
 
     # ---- switching --------------------------------------------------------------------------
+
+    @contextmanager
+    def rawly(self) -> Iterator[None]:
+        """With functions that run on local tensors as they are."""
+        self.raw += 1
+        try:
+            yield
+        finally:
+            self.raw = max(self.raw - 1, 0)
 
     @contextmanager
     def on(self) -> Iterator[None]:

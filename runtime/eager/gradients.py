@@ -37,6 +37,15 @@ OVERHEAD = 0.1
 Key = tuple[tuple[int, ...], torch.dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class _Summed:
+    """A parameter whose gradient is a sum over devices, and over which axes."""
+
+    parameter: Tensor
+    axes: tuple[int, ...]
+    num_bytes: int
+
+
 @dataclass(slots=True)
 class _Bucket:
     members: list[Tensor] = field(default_factory=list)
@@ -76,16 +85,16 @@ class Gradients:
 
     def reset(self) -> None:
         """Forget the parameters of an earlier call."""
-        self._axes: dict[int, tuple[int, ...]] = {}
-        self._parameters: dict[int, Tensor] = {}
+        self._summed: dict[int, _Summed] = {}
+        self._limits: dict[Key, tuple[int, int]] = {}
         self._handles: list[Any] = []
-        self._hooked: set[int] = set()
         self._deferred = 0
         self._parts: dict[int, None] = {}
         self._expected = 0
         self._lookups: dict[int, list[tuple[Tensor, int]]] = {}
         self._uses: dict[int, int] = {}
         self.after.clear()
+        self._giving_way: list[Any] = []
         self._depth = 0
         self._parts_before: set[int] = set()
         self._begin()
@@ -105,80 +114,93 @@ class Gradients:
 
     # ---- parameters -------------------------------------------------------------------------
 
-    def watch(self, parameter: Tensor) -> None:
-        """Keep a parameter that may need its gradient summed."""
-        self._parameters[id(parameter)] = parameter
-
     def decided(self, parameter: Tensor, meta: Meta) -> None:
         """A parameter's first use has decided: on ``RP`` axes its gradient is a sum of parts."""
         axes = tuple(a for a, s in enumerate(meta.layout) if s is RP)
-        if axes and id(parameter) not in self._hooked and parameter.is_leaf:
-            self._hooked.add(id(parameter))
-            self._parameters[id(parameter)] = parameter
-            self._axes[id(parameter)] = axes
-            self._expected += self._num_bytes(parameter)
+        if axes and id(parameter) not in self._summed and parameter.is_leaf:
+            num_bytes = parameter.numel() * parameter.element_size()
+            self._summed[id(parameter)] = _Summed(parameter, axes, num_bytes)
+            self._expected += num_bytes
             hooked: Any = parameter
-            self._handles.append(hooked.register_hook(self._before(parameter)))
             self._handles.append(hooked.register_post_accumulate_grad_hook(self._arrive))
+            if self._depth:  # first used by a recomputation
+                self._keep_aside(parameter)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether any ``.grad`` is a sum of parts now."""
+        return bool(self._parts)
 
     def is_partial(self, parameter: Tensor) -> bool:
         """Whether ``.grad`` is a sum of parts now."""
         return id(parameter) in self._parts
 
-    def _before(self, parameter: Tensor) -> Callable[[Tensor], None]:
+    def _keep_aside(self, parameter: Tensor) -> None:
+        """A gradient that is whole already gives way where this backward brings a part."""
+        key = id(parameter)
+        if parameter.grad is None or not parameter.requires_grad or key in self._parts:
+            return
+
         def hook(_: Tensor) -> None:
-            key = id(parameter)
             if parameter.grad is not None and key not in self._parts and key not in self._aside:
                 self._aside[key] = parameter.grad
                 parameter.grad = None
 
-        return hook
-
-    def _num_bytes(self, parameter: Tensor) -> int:
-        return parameter.numel() * parameter.element_size()
+        hooked: Any = parameter
+        self._giving_way.append(hooked.register_hook(hook))
 
     def _arrive(self, parameter: Tensor) -> None:
         key = id(parameter)
         self._parts[key] = None
-        if self._deferred or not self._depth:
-            return
-        if key in self._arrived:
+        if self._deferred or not self._depth or key in self._arrived:
             return
         with torch._C.DisableTorchFunction():
             self._arrived.add(key)
-            self._arrived_bytes += self._num_bytes(parameter)
-            if not self._send_rows(parameter):
-                self._add(parameter)
+            summed = self._summed[key]
+            self._arrived_bytes += summed.num_bytes
+            if not self._lookups or not self._send_rows(parameter):
+                self._add(summed)
 
     # ---- dense ------------------------------------------------------------------------------
 
-    def _add(self, parameter: Tensor) -> None:
-        grad = parameter.grad
+    def _add(self, summed: _Summed) -> None:
+        grad = summed.parameter.grad
         assert grad is not None
-        axes = self._axes[id(parameter)]
-        key = (axes, grad.dtype)
-        bucket = self._buckets.setdefault(key, _Bucket())
-        bucket.members.append(parameter)
-        bucket.num_bytes += self._num_bytes(parameter)
+        key = summed.axes, grad.dtype
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket()
+        bucket.members.append(summed.parameter)
+        bucket.num_bytes += summed.num_bytes
         if not self.overlap:
             return
-        full = bucket.num_bytes >= self._limit(key)
-        half = not self._sent and 2 * self._arrived_bytes >= self._expected
-        last = len(self._arrived) == len(self._hooked)
-        if last:
+        if len(self._arrived) == len(self._summed):
             for each in list(self._buckets):
                 self._launch(each)
-        elif full or half:
+            return
+        least, most = self._limits_of(key)
+        half = not self._sent and 2 * self._arrived_bytes >= self._expected
+        if bucket.num_bytes >= (least if half else most):
             self._launch(key)
 
-    def _limit(self, key: Key) -> int:
-        if self.bucket_bytes is None:
+    def _limits_of(self, key: Key) -> tuple[int, int]:
+        """Bytes from which a bucket is sent: with half of all gradients, and in general.
+
+        A first message leaves halfway through backward, so that something hides behind the rest,
+        if it takes longer to transfer than to start: else it would cost more than it hides.
+        """
+        found = self._limits.get(key)
+        if found is None:
             seconds = self.engine.chooser.seconds
             start = seconds("all_reduce", key[0], 0)
             rate = (seconds("all_reduce", key[0], 1 << 24) - start) / (1 << 24)
             wanted = start * (1 / OVERHEAD - 1) / rate if rate > 0 else MOST_BUCKET
-            return int(min(max(wanted, LEAST_BUCKET), MOST_BUCKET))
-        return self.bucket_bytes
+            most = int(min(max(wanted, LEAST_BUCKET), MOST_BUCKET))
+            if self.bucket_bytes is not None:
+                most = self.bucket_bytes
+            least = min(int(start / rate), most) if rate > 0 else most
+            found = self._limits[key] = least, most
+        return found
 
     @torch.no_grad()
     def _launch(self, key: Key) -> None:
@@ -217,7 +239,7 @@ class Gradients:
             return False
         if any(isinstance(s, Cut) and s.dim == 0 for s in meta.layout):
             return False
-        axes = self._axes[id(parameter)]
+        axes = self._summed[id(parameter)].axes
         group = self.engine.comm.size(axes)
         most = sum(n for _, n in rows)
         width = grad.shape[1] * grad.element_size()
@@ -247,6 +269,8 @@ class Gradients:
         if self._depth == 0:
             self._begin()
             self._parts_before = set(self._parts)
+            for summed in self._summed.values():
+                self._keep_aside(summed.parameter)
         self._depth += 1
         try:
             yield
@@ -256,6 +280,8 @@ class Gradients:
         finally:
             self._depth -= 1
             if self._depth == 0:
+                while self._giving_way:
+                    self._giving_way.pop().remove()
                 self._lookups.clear()
                 self._uses.clear()
                 self.engine.forget_leaves()
@@ -271,7 +297,7 @@ class Gradients:
         from autoshard.runtime.eager.tags import dual, set_meta
 
         for key in list(self._parts):
-            parameter = self._parameters[key]
+            parameter = self._summed[key].parameter
             grad, meta = parameter.grad, meta_of(parameter)
             self._parts.pop(key, None)
             if grad is None or meta is None:
@@ -287,9 +313,9 @@ class Gradients:
     @torch.no_grad()
     def _finish(self) -> None:
         for key in list(self._parts):
-            if key not in self._arrived and self._parameters[key].grad is not None:
+            if key not in self._arrived and self._summed[key].parameter.grad is not None:
                 self._arrived.add(key)
-                self._add(self._parameters[key])
+                self._add(self._summed[key])
         for each in list(self._buckets):
             self._launch(each)
         for sent in self._sent:
@@ -299,11 +325,12 @@ class Gradients:
             sent.pending.wait()
             if len(sent.members) > 1 or sent.flat.data_ptr() != _pointer(sent.members[0]):
                 parts = torch.split(sent.flat, [p.numel() for p in sent.members])
-                for parameter, part in zip(sent.members, parts, strict=True):
-                    assert parameter.grad is not None
-                    parameter.grad.detach().copy_(part.view_as(parameter.grad))
+                grads = [p.grad.detach() for p in sent.members if p.grad is not None]
+                torch._foreach_copy_(
+                    grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)]
+                )
         for key, before in self._aside.items():
-            parameter = self._parameters[key]
+            parameter = self._summed[key].parameter
             if parameter.grad is None:
                 parameter.grad = before
             elif parameter.grad.requires_grad:

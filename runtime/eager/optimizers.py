@@ -67,7 +67,7 @@ class Stepping:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._raw: list[bool] = []
+        self._raw: list[Any] = []  # what to leave after each step that is under way
         self._handles: list[Any] = []
 
     def __enter__(self) -> Stepping:
@@ -80,29 +80,38 @@ class Stepping:
     def __exit__(self, *exception: object) -> None:
         for handle in self._handles:
             handle.remove()
+        while self._raw:  # of a step that raised
+            self._leave(self._raw.pop())
+
+    def _leave(self, raw: Any) -> None:
+        if raw is not None:
+            raw.__exit__(None, None, None)
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         engine = self.engine
-        raw = type(optimizer) in ELEMENTWISE
-        self._raw.append(raw)
         if type(optimizer) is torch.optim.SparseAdam:
             raise RequestError(
                 "SparseAdam needs sparse gradients of its own; inside a sharded function look-ups "
                 "give dense gradients (sent as rows where that is less): use Adam, or SGD"
             )
-        if not raw:
+        if type(optimizer) not in ELEMENTWISE:
+            self._raw.append(None)
             return None
         with torch._C.DisableTorchFunction():
             cut_state(engine, optimizer)
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    if engine.gradients.is_partial(parameter):
-                        raise RequestError(
-                            "an optimizer steps while gradients are parts on each device; leave "
-                            "no_sync() before the last backward of the step"
-                        )
-        engine.raw += 1
+            if engine.gradients.has_parts and any(
+                engine.gradients.is_partial(parameter)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            ):
+                raise RequestError(
+                    "an optimizer steps while gradients are parts on each device; leave "
+                    "no_sync() before the last backward of the step"
+                )
         closure = (args[1] if len(args) > 1 else None) or kwargs.get("closure")
+        raw: Any = torch._C.DisableTorchFunction() if closure is None else engine.rawly()
+        raw.__enter__()
+        self._raw.append(raw)
         if closure is None:
             return None
         wrapped = self._with_mode(closure)
@@ -118,7 +127,8 @@ class Stepping:
         return run
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._raw and self._raw.pop():
-            self.engine.raw = max(self.engine.raw - 1, 0)
+        raw = self._raw.pop() if self._raw else None
+        if raw is not None:
+            self._leave(raw)
             with torch._C.DisableTorchFunction():
                 tag_state(optimizer)

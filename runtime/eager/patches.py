@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,34 +29,30 @@ def current_engine() -> Engine | None:
 
 @contextmanager
 def patched(engine: Engine) -> Iterator[None]:
-    """All of them, for the time of a body."""
-    with ExitStack() as stack:
-        for context in (_functions, _checkpoints, _scripts, _threads, _parameters, _compiled):
-            stack.enter_context(context(engine))
-        _current.append(engine)
-        try:
-            yield
-        finally:
-            _current.pop()
+    """All of them, for the time of a body.
 
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
+    They are put in place once, for whole classes of torch forget what they know of their
+    attributes each time; without a body they do what they replace.
+    """
+    _install()
+    _current.append(engine)
     try:
-        yield
+        with _uncompiled():
+            yield
     finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
+        _current.pop()
 
 
-def _mine(engine: Engine) -> bool:
-    """Whether this thread runs the body, with the mode on."""
-    return engine.mode in modes() and not engine.raw
+@functools.cache
+def _install() -> None:
+    for install in (_functions, _checkpoints, _scripts, _threads, _parameters, _zero_grad):
+        install()
+
+
+def _mine() -> Engine | None:
+    """The engine, where this thread runs its body with the mode on."""
+    engine = current_engine()
+    return None if engine is None or engine.raw or engine.mode not in modes() else engine
 
 
 def gather_all(engine: Engine, value: Any) -> Any:
@@ -84,64 +81,62 @@ def _any_tagged(value: Any) -> bool:
 # ---- autograd.Function ------------------------------------------------------------------------
 
 
-@contextmanager
-def _functions(engine: Engine) -> Iterator[None]:
+def _functions() -> None:
     """A user's own Function runs on whole tensors: its backward is not seen by the mode."""
     original = vars(torch.autograd.Function)["apply"].__func__
+    reentrant = torch.utils.checkpoint.CheckpointFunction
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.startswith(_OURS) or not _mine(engine):
+        engine = _mine()
+        if engine is None:
+            return original(cls, *args, **kwargs)
+        if (
+            cls is reentrant
+        ):  # the form of checkpoints that the mode does not see is done by the other
+            function, preserve, *rest = args
+            return torch.utils.checkpoint.checkpoint(
+                function, *rest, use_reentrant=False, preserve_rng_state=preserve
+            )
+        if cls.__module__.startswith(_OURS):
             return original(cls, *args, **kwargs)
         with torch._C.DisableTorchFunction():
             return original(cls, *gather_all(engine, args), **gather_all(engine, kwargs))
 
-    with _replaced(torch.autograd.Function, "apply", classmethod(apply)):
-        yield
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
 
 
 # ---- checkpoint -------------------------------------------------------------------------------
 
 
-@contextmanager
-def _checkpoints(engine: Engine) -> Iterator[None]:
-    """Recomputation runs under the mode; the reentrant form is done by the other one."""
-    module = torch.utils.checkpoint
+def _checkpoints() -> None:
+    """Recomputation runs under the mode."""
+    module: Any = torch.utils.checkpoint
     generator = module._checkpoint_without_reentrant_generator
 
-    def with_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    def without_reentrant(function: Any, *args: Any, **kwargs: Any) -> Any:
+        engine = current_engine()
+        if engine is None:
+            return generator(function, *args, **kwargs)
+        on = engine.on
+
         def run(*args: Any, **kwargs: Any) -> Any:
-            with engine.on():
+            with on():
                 return function(*args, **kwargs)
 
-        return run
+        return generator(run, *args, **kwargs)
 
-    def without_reentrant(function: Any, *args: Any, **kwargs: Any) -> Any:
-        return generator(with_mode(function), *args, **kwargs)
-
-    class Reentrant:
-        @staticmethod
-        def apply(function: Any, preserve: bool, *args: Any) -> Any:
-            return module.checkpoint(
-                function, *args, use_reentrant=False, preserve_rng_state=preserve
-            )
-
-    with (
-        _replaced(module, "_checkpoint_without_reentrant_generator", without_reentrant),
-        _replaced(module, "CheckpointFunction", Reentrant),
-    ):
-        yield
+    module._checkpoint_without_reentrant_generator = without_reentrant
 
 
 # ---- scripts ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _scripts(engine: Engine) -> Iterator[None]:
+def _scripts() -> None:
     """A compiled script computes on local shards, unseen."""
 
     def refusing(original: Any) -> Any:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if _mine(engine) and _any_tagged((args, kwargs)):
+            if _mine() is not None and _any_tagged((args, kwargs)):
                 name = getattr(self, "name", getattr(self, "original_name", "a function"))
                 raise RequestError(
                     f"TorchScript ({name}) inside a sharded function meets tensors that are cut "
@@ -152,11 +147,8 @@ def _scripts(engine: Engine) -> Iterator[None]:
 
         return call
 
-    with ExitStack() as stack:
-        for owner in (torch.jit.ScriptFunction, torch._C.ScriptMethod):
-            call = vars(owner).get("__call__") or owner.__call__
-            stack.enter_context(_replaced(owner, "__call__", refusing(call)))
-        yield
+    for owner in (torch.jit.ScriptFunction, torch._C.ScriptMethod):
+        owner.__call__ = refusing(owner.__call__)  # type: ignore[method-assign]
 
 
 # ---- threads ----------------------------------------------------------------------------------
@@ -177,52 +169,66 @@ class _Refusing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def _threads(engine: Engine) -> Iterator[None]:
+def _threads() -> None:
     """Threads that a body starts refuse tensors that are cut; the mode belongs to one thread."""
-    bootstrap = threading.Thread.run
+    original = threading.Thread.start
 
     def start(self: threading.Thread) -> None:
-        inner = self.run
+        if current_engine() is not None:
+            inner = self.run
 
-        def run() -> None:
-            with _Refusing():
-                inner()
+            def run() -> None:
+                with _Refusing():
+                    inner()
 
-        self.run = run  # type: ignore[method-assign]
+            self.run = run  # type: ignore[method-assign]
         original(self)
 
-    original = threading.Thread.start
-    assert bootstrap is threading.Thread.run
-    with _replaced(threading.Thread, "start", start):
-        yield
+    threading.Thread.start = start  # type: ignore[method-assign]
 
 
 # ---- parameters made in the body ---------------------------------------------------------------
 
 
-@contextmanager
-def _parameters(engine: Engine) -> Iterator[None]:
+def _parameters() -> None:
     """A parameter made of a shard is one."""
     original = nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         out = original(cls, data, requires_grad)
-        meta = None if data is None or not isinstance(data, Tensor) else meta_of(data)
-        if meta is not None:
-            with torch._C.DisableTorchFunction():
-                engine.adopt(out, meta.layout, meta.shape)
+        engine = current_engine()
+        if engine is not None and isinstance(data, Tensor):
+            meta = meta_of(data)
+            if meta is not None:
+                with torch._C.DisableTorchFunction():
+                    engine.adopt(out, meta.layout, meta.shape)
         return out
 
-    with _replaced(nn.Parameter, "__new__", staticmethod(new)):
-        yield
+    nn.Parameter.__new__ = new  # type: ignore[method-assign]
+
+
+# ---- optimizers ----------------------------------------------------------------------------------
+
+
+def _zero_grad() -> None:
+    """Gradients are cleared where they lie: none, or zeros, is the same of a shard and a whole."""
+    original = torch.optim.Optimizer.zero_grad
+
+    @functools.wraps(original)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _mine() is None:
+            return original(self, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return original(self, *args, **kwargs)
+
+    torch.optim.Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
 
 
 # ---- torch.compile ------------------------------------------------------------------------------
 
 
 @contextmanager
-def _compiled(engine: Engine) -> Iterator[None]:
+def _uncompiled() -> Iterator[None]:
     """Compiled code runs as it was written; tracing would go through the mode."""
     if "torch._dynamo" not in sys.modules:
         yield

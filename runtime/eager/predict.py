@@ -22,6 +22,7 @@ from autoshard.runtime.eager.arrays import Array
 from autoshard.runtime.eager.bound import Bound, Host
 from autoshard.runtime.eager.choose import Chooser
 from autoshard.runtime.eager.engine import Engine
+from autoshard.runtime.eager.known import is_count, remember, whole_of
 from autoshard.runtime.eager.planning import Move, Out, Run, Schedule, Store
 from autoshard.runtime.eager.record import rule_of_call
 from autoshard.runtime.eager.tags import Meta, set_meta
@@ -124,7 +125,12 @@ class _DryBound:
         for index, meta in self.schedule.decided.items():
             engine.decided(tensors[index], meta)
         inputs = len(tensors)
-        for step in self.schedule.steps:
+        steps = self.schedule.steps
+        for at, step in enumerate(steps):
+            if at and is_count(steps, at - 1):
+                run = cast("Run", steps[at - 1])
+                if run.operands[0] < inputs and whole_of(tensors[run.operands[0]]) is not None:
+                    continue
             if isinstance(step, Move):
                 if step.source < inputs:
                     mover = engine.mover(
@@ -184,6 +190,7 @@ def predict(
         tensor = torch.empty(given.shape, dtype=getattr(torch, given.dtype), device="meta")
         tensor.requires_grad_(given.requires_grad)
         set_meta(tensor, Meta(given.layout, tuple(given.shape)))
+        remember(tensor, tensor)
         args.append(Array(tensor) if given.kind == "array" else tensor)
     with engine.mode:
         out = function(*args)

@@ -235,8 +235,11 @@ def _hung_up(rank: Rank) -> bool:
     if not rank.pid or not os.path.exists("/proc/self/stat"):
         return False  # it has not said its number yet, or this system has no such table
     try:
-        with open(f"/proc/{rank.pid}/stat", "rb") as table:
-            state = table.read(512).rpartition(b")")[2].split()[0]
+        table = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            state = os.read(table, 512).rpartition(b")")[2].split()[0]
+        finally:
+            os.close(table)
     except (OSError, IndexError):
         return True  # gone, and reaped
     return state in (b"Z", b"X")

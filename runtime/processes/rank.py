@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
@@ -125,6 +126,7 @@ def _join(spec: Fork, channel: Channel, listener: int | None) -> World:
 def _answer(world: World, channel: Channel) -> bool:
     """Run one call; False once this rank has failed and waits for its end."""
     message, fds = channel.receive()
+    later: list[Callable[[], None]] = []
     try:
         assert isinstance(message, Call)
         sys.path[:] = message.path
@@ -132,8 +134,9 @@ def _answer(world: World, channel: Channel) -> bool:
             os.chdir(message.folder)
         count = len(fds) - (message.parcel.inline is None)  # the block's comes last
         function, args, kwargs = unpack(message.parcel, None if count == len(fds) else fds[-1])
-        if count:
-            world = replace(world, descriptors=tuple(fds[:count]))
+        world = replace(
+            world, descriptors=tuple(fds[:count]), number=message.number, later=later.append
+        )
         result = function(world, *args, **kwargs)
     except BaseException as error:
         return _fail(channel, error)
@@ -153,6 +156,11 @@ def _answer(world: World, channel: Channel) -> bool:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
+    try:
+        for task in later:
+            task()
+    except BaseException as error:
+        return _fail(channel, error)
     return True
 
 

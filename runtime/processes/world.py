@@ -29,6 +29,8 @@ class World:
         timeout_s: limit of every collective.
         report: takes progress messages, or None.
         descriptors: of files that came with the call.
+        number: of the call, counted by the pool.
+        later: takes what a call leaves to be done once its result is sent, or is None.
     """
 
     rank: int
@@ -37,6 +39,8 @@ class World:
     timeout_s: float
     report: Callable[[Progress], None] | None = None
     descriptors: tuple[int, ...] = ()
+    number: int = 0
+    later: Callable[[Callable[[], None]], None] | None = None
 
     def progress(self, text: str = "", fraction: float | None = None) -> None:
         """Tell the caller how far this rank is; without a caller, nothing happens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import sys
@@ -16,6 +17,7 @@ Generators = tuple[bytes, Any, Any]
 """States of torch's CPU generator, of NumPy's global one, and of ``random``."""
 
 _entered: dict[str, str] | None = None  # the environment of the last call
+_MT19937_BYTES = 624 * 4 + 4  # the key, and the position in it
 _OF_RANKS = {"OMP_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
 
 
@@ -66,18 +68,12 @@ class Ambient:
 
     def equals(self, other: Ambient | None) -> bool:
         """Whether all is the same."""
-        return other is not None and (
-            all(
-                getattr(self, name) == getattr(other, name)
-                for name in self.__slots__
-                if name != "generators"
-            )
-            and same_generators(self.generators, other.generators)
-        )
+        return self == other
 
     def enter(self) -> None:
         """Make this process alike, for good: it is a rank and runs nothing else."""
-        set_generators(self.generators)
+        if changed_generators(self.generators) is not None:
+            set_generators(self.generators)
         if torch.get_default_dtype() != self.default_dtype:
             torch.set_default_dtype(self.default_dtype)
         torch.set_grad_enabled(self.grad)
@@ -118,28 +114,42 @@ def _environment() -> dict[str, str]:
 
 def generators() -> Generators:
     """States of this process's generators."""
-    state = bytes(torch.get_rng_state().numpy())
-    return state, np.random.get_state(), random.getstate()
+    return torch.get_rng_state().numpy().tobytes(), _numpy_state(), random.getstate()
+
+
+_numpy_read: tuple[bytes | None, Any] = (None, None)  # memory of the generator, and what it says
+
+
+def _numpy_state() -> Any:
+    """``np.random.get_state()``, which copies 624 numbers one by one, where the memory changed."""
+    global _numpy_read
+    memory = _numpy_memory()
+    if memory is None or memory != _numpy_read[0]:
+        kind, key, *others = np.random.get_state()
+        _numpy_read = memory, (kind, np.asarray(key).tobytes(), *others)
+    return _numpy_read[1]
+
+
+def _numpy_memory() -> bytes | None:
+    """All that NumPy's global generator is, but for its count of references; None if unknown."""
+    generator: Any = getattr(np.random.mtrand, "_rand", None)
+    source = getattr(generator, "_bit_generator", None)
+    if type(source) is not np.random.MT19937 or sys.implementation.name != "cpython":
+        return None
+    head = object.__basicsize__
+    own = ctypes.string_at(id(generator) + head, type(generator).__basicsize__ - head)
+    return own + ctypes.string_at(source.ctypes.state_address, _MT19937_BYTES)
 
 
 def set_generators(states: Generators) -> None:
     """Set the generators of this process."""
-    torch_state, numpy_state, python_state = states
+    torch_state, (kind, key, *others), python_state = states
     torch.set_rng_state(torch.frombuffer(bytearray(torch_state), dtype=torch.uint8))
-    np.random.set_state(numpy_state)
+    np.random.set_state((kind, np.frombuffer(key, np.uint32), *others))
     random.setstate(python_state)
 
 
 def changed_generators(before: Generators) -> Generators | None:
     """The states now, or None if they are those of ``before``."""
     now = generators()
-    return None if same_generators(now, before) else now
-
-
-def same_generators(now: Generators, before: Generators) -> bool:
-    """Whether two states are equal."""
-    return (
-        now[0] == before[0]
-        and now[2] == before[2]
-        and all(np.array_equal(a, b) for a, b in zip(now[1], before[1], strict=True))
-    )
+    return None if now == before else now

@@ -360,8 +360,8 @@ class _Call:
         check_agreement(world, self._description(), tensors, self.modules)
         comm = communicator(self.mesh, self.spmd._timeout_s)
         request = self._request(ambient=None, watch=watch)
-        result, seen, captured = perform(request, comm)
-        pieces, changes = collect(request, result, captured)
+        objects, result, seen, captured = perform(request, comm)
+        pieces, changes = collect(request, objects, result, captured, compare=False)
         out = self._home(changes, from_pieces(pieces.found, comm))
         if watch:
             assert seen is not None

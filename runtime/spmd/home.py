@@ -119,7 +119,7 @@ def _module(
     training: Mapping[str, bool],
     wholes: Wholes,
 ) -> None:
-    own = dict(module.named_parameters())
+    own, known = _tensors(module, training)
     written: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, piece in parameters.items():
         parameter = own.get(name)
@@ -136,7 +136,6 @@ def _module(
             _overwrite(parameter, value)
     if written:
         torch._foreach_copy_([to for to, _ in written], [of for _, of in written])
-    known = dict(module.named_buffers())
     for name, piece in buffers.items():
         buffer = known.get(name)
         value = wholes(piece, buffer)
@@ -150,10 +149,26 @@ def _module(
         found = gradients.get(name)
         if found is not None or parameter.grad is not None:
             _set_gradient(parameter, None if found is None else wholes(found, None))
-    for name, inner in module.named_modules():
-        flag = training.get(name, inner.training)
+
+
+def _tensors(
+    module: nn.Module, training: Mapping[str, bool]
+) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
+    """Parameters and buffers by name; on the way, each submodule gets its training flag."""
+    parameters: dict[str, nn.Parameter] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for prefix, inner in module.named_modules():
+        flag = training.get(prefix, inner.training)
         if flag is not inner.training:
             inner.training = flag
+        start = f"{prefix}." if prefix else ""
+        for table, found in ((inner._parameters, parameters), (inner._buffers, buffers)):
+            for name, tensor in table.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[start + name] = tensor
+    return parameters, buffers
 
 
 def _place(module: nn.Module, name: str) -> nn.Module:

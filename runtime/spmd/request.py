@@ -20,12 +20,12 @@ from torch.optim import Optimizer
 
 from autoshard.runtime.comm import Communicator
 from autoshard.runtime.eager.body import (
+    Body,
     BodyResult,
     EagerOptions,
     Objects,
     Piece,
     objects_of,
-    run_body,
 )
 from autoshard.runtime.processes import World
 from autoshard.runtime.shards import take_shard
@@ -176,9 +176,8 @@ class _Pieces:
         self.found.append(piece)
         if before is not None:
             self.before[number] = before
-        layout = forward_half(piece.layout)
-        layout = self.layouts.setdefault(layout, layout)
-        self.lies.append((layout, tuple(piece.shape), piece.kind))
+        layout = self.layouts.setdefault(piece.layout, piece.layout)
+        self.lies.append((layout, piece.shape, piece.kind))
         return number
 
     def replace(self, value: Any, same: Callable[[Any], Any] = lambda value: value) -> Any:
@@ -233,14 +232,16 @@ def execute(world: World, shipment: Shipment) -> Shipment:
     """Run a request on a rank of the pool, and send back what this rank owns: a :class:`Reply`."""
     request = unpack(shipment)
     assert isinstance(request, Request)
-    changes, pieces, trace = carry_out(world, request)
+    body = prepare(world, request)
+    try:
+        changes, pieces, trace = carry_out(world, request, body, compare=True)
+    finally:
+        body.close()
     return pack(Reply(changes=changes if world.rank == 0 else None, pieces=pieces, trace=trace))
 
 
-def carry_out(
-    world: World, request: Request
-) -> tuple[Changes, dict[int, torch.Tensor | str], RankTrace | None]:
-    """Run a request on a rank of the pool: what it did, and of the pieces those this rank owns."""
+def prepare(world: World, request: Request) -> Body:
+    """Make a rank of the pool, and what it was sent, ready for :func:`carry_out`."""
     assert request.ambient is not None
     request.ambient.enter()
     for tensor, gradient in request.gradients:
@@ -249,15 +250,36 @@ def carry_out(
         optimizer = getattr(value, "optimizer", None)
         if isinstance(optimizer, Optimizer):
             _let_scheduler_see(optimizer)
+    return _entered(request, communicator(request.mesh, world.timeout_s))
+
+
+def carry_out(
+    world: World,
+    request: Request,
+    body: Body,
+    *,
+    compare: bool,
+    wholes: Mapping[int, torch.Tensor] | None = None,
+) -> tuple[Changes, dict[int, torch.Tensor | str], RankTrace | None]:
+    """Run a request on a rank of the pool: what it did, and of the pieces those this rank owns.
+
+    Args:
+        world: the rank.
+        request: the call.
+        body: as :func:`prepare` made it; the caller closes it.
+        compare: whether to find out which larger pieces are as they were.
+        wholes: see :meth:`Body.run`.
+    """
     comm = communicator(request.mesh, world.timeout_s)
     comm.tell = world.progress
     with _quiet(world.rank):
-        result, trace, captured = perform(request, comm)
-    pieces, changes = collect(request, result, captured)
+        result, trace, captured = _run(request, body, comm, wholes)
+    pieces, changes = collect(request, body.objects, result, captured, compare=compare)
     mine: dict[int, torch.Tensor | str] = {}
+    first = [comm.coordinate[axis] == 0 for axis in range(len(comm.mesh))]
     for number, piece in enumerate(pieces.found):
-        layout = forward_half(piece.layout)
-        if any(s is R and comm.coordinate[axis] for axis, s in enumerate(layout)):
+        layout = pieces.lies[number][0]
+        if not all(first) and any(s is R and not own for s, own in zip(layout, first, strict=True)):
             continue
         before = pieces.before.get(number)
         if (
@@ -267,31 +289,47 @@ def carry_out(
         ):
             mine[number] = UNCHANGED
         else:
-            mine[number] = piece.local.detach()
+            mine[number] = piece.local
     return changes, mine, trace
 
 
 def perform(
     request: Request, comm: Communicator
-) -> tuple[BodyResult, RankTrace | None, dict[int, torch.Tensor]]:
+) -> tuple[Objects, BodyResult, RankTrace | None, dict[int, torch.Tensor]]:
     """Run the body here; also which of the tensors it refers to it wrote into."""
+    body = _entered(request, comm)
+    try:
+        return body.objects, *_run(request, body, comm, None)
+    finally:
+        body.close()
+
+
+def _entered(request: Request, comm: Communicator) -> Body:
+    return Body(
+        objects_of(request.bundle, {}),
+        in_layouts=request.in_layouts,
+        parameter_layouts=request.parameter_layouts,
+        comm=comm,
+        options=request.options,
+    )
+
+
+def _run(
+    request: Request, body: Body, comm: Communicator, wholes: Mapping[int, torch.Tensor] | None
+) -> tuple[BodyResult, RankTrace | None, dict[int, torch.Tensor]]:
     global _is_running
     versions = [_version(value) for _, value in request.tensors]
 
     def run(recorder: Any) -> BodyResult:
         if request.out_layout is not None:
             request.out_layout.asked = 0
-        return run_body(
+        return body.run(
             Invocation(request.function),
             request.bundle,
             {},
-            mesh=request.mesh,
-            in_layouts=request.in_layouts,
             out_layout=request.out_layout,
-            parameter_layouts=request.parameter_layouts,
-            comm=comm,
             recorder=recorder,
-            options=request.options,
+            wholes=wholes,
         )
 
     _is_running = True
@@ -311,10 +349,14 @@ def perform(
 
 
 def collect(
-    request: Request, result: BodyResult, captured: Mapping[int, torch.Tensor]
+    request: Request,
+    objects: Objects,
+    result: BodyResult,
+    captured: Mapping[int, torch.Tensor],
+    *,
+    compare: bool,
 ) -> tuple[_Pieces, Changes]:
     """The pieces of a result, and the rest with slots in their places."""
-    objects = objects_of(request.bundle, {})
     pieces = _Pieces()
     known: dict[int, Same] = {}
     for kind in ("modules", "optimizers", "tensors"):
@@ -328,9 +370,9 @@ def collect(
     modules = []
     for module, state in zip(objects.modules, result.modules, strict=True):
         values = (*state.parameters.values(), *state.buffers.values())
-        compare = any(piece.local.nbytes >= _COMPARED_BYTES for piece in values)
-        parameters = dict(module.named_parameters()) if compare else {}
-        buffers = dict(module.named_buffers()) if compare else {}
+        large = compare and any(piece.local.nbytes >= _COMPARED_BYTES for piece in values)
+        parameters = dict(module.named_parameters()) if large else {}
+        buffers = dict(module.named_buffers()) if large else {}
         modules.append(
             (
                 {n: pieces.take(p, parameters.get(n)) for n, p in state.parameters.items()},
@@ -483,5 +525,6 @@ __all__ = [
     "execute",
     "is_running",
     "perform",
+    "prepare",
     "schedulers_of",
 ]

@@ -190,6 +190,15 @@ class Loose:
         """With pieces that lie in ``block``."""
         return Shipment(self.data, block, self.places, (), self.tensors)
 
+    def tensors_in(self, block: Bytes) -> list[torch.Tensor]:
+        """Its tensors as they lie in ``block``: they share its memory."""
+        storage = torch.from_numpy(block).untyped_storage()
+        found: list[torch.Tensor] = []
+        for piece, dtype, offset, shape, stride, _, _ in self.tensors:
+            start = self.places[piece][0] // dtype.itemsize + offset if piece >= 0 else 0
+            found.append(torch.empty(0, dtype=dtype).set_(storage, start, shape, stride))
+        return found
+
     def modules(self) -> list[str]:
         """See :meth:`Shipment.modules`."""
         return _modules(self.data)
@@ -257,8 +266,10 @@ def unpack(shipment: Shipment) -> Any:
     return unpack_with_memory(shipment)[0]
 
 
-def unpack_with_memory(shipment: Shipment) -> tuple[Any, list[torch.Tensor]]:
-    """The value, and the bytes of each piece of its memory."""
+def unpack_with_memory(
+    shipment: Shipment,
+) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+    """The value, the bytes of each piece of its memory, and its tensors."""
     block = torch.from_numpy(shipment.block)
     storages: list[torch.Tensor] = [
         torch.from_numpy(shipment.large[size])
@@ -284,6 +295,6 @@ def unpack_with_memory(shipment: Shipment) -> tuple[Any, list[torch.Tensor]]:
     _unpacked.append(tensors)
     try:
         value = pickle.loads(memoryview(shipment.data)[4 + length :], buffers=buffers)
-        return value, storages
+        return value, storages, tensors
     finally:
         _unpacked.pop()

@@ -19,17 +19,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from autoshard import chrome
 from autoshard.errors import RequestError
 from autoshard.runtime.watch.records import CallTrace, Interval, RankTrace, bytes_text
 
 VARIABLE = "AUTOSHARD_TRACE_COMM"
 DEFAULT_FILE = "comm_trace.json"
-VERSION = 1
-
 _OFF = ("", "0", "false", "no", "off")
-_COMPUTE_TRACK = 0
-_SPAN_TRACK = 1
-_FIRST_AXIS_TRACK = 2
 
 
 def is_tracing() -> bool:
@@ -69,17 +65,14 @@ def document(calls: Sequence[CallTrace]) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     ranks = sorted({t.rank for call in calls for t in call.ranks})
     for rank in ranks:
-        events += _names(rank, tracks)
+        events += chrome.names(rank, tracks)
     for call in calls:
         for trace in call.ranks:
             events += _events(call, trace, tracks, first_s)
     about = [{"step": call.step, "name": call.name, "mesh": dict(call.axes)} for call in calls]
-    return {
-        "displayTimeUnit": "ms",
-        "distributedInfo": {"rank": 0, "world_size": len(ranks), "backend": _backend(calls)},
-        "autoshard": {"version": VERSION, "calls": about},
-        "traceEvents": events,
-    }
+    return chrome.document(
+        events, world_size=len(ranks), backend=_backend(calls), about={"calls": about}
+    )
 
 
 def _backend(calls: Sequence[CallTrace]) -> str:
@@ -90,24 +83,7 @@ def _tracks(calls: Sequence[CallTrace]) -> dict[str, int]:
     """Track number of each axis, or set of axes, that carried a message, and of each mesh axis."""
     names = [axis for call in calls for axis in call.axes]
     names += [r.axis for call in calls for t in call.ranks for r in t.collectives]
-    return {name: _FIRST_AXIS_TRACK + n for n, name in enumerate(dict.fromkeys(names))}
-
-
-def _names(rank: int, tracks: Mapping[str, int]) -> list[dict[str, Any]]:
-    named = {_COMPUTE_TRACK: "compute", _SPAN_TRACK: "phases"}
-    named |= {number: f"comm: {axis}" for axis, number in tracks.items()}
-    out = [
-        _meta(rank, 0, "process_name", name=f"rank {rank}"),
-        _meta(rank, 0, "process_sort_index", sort_index=rank),
-    ]
-    for number, name in named.items():
-        out.append(_meta(rank, number, "thread_name", name=name))
-        out.append(_meta(rank, number, "thread_sort_index", sort_index=number))
-    return out
-
-
-def _meta(rank: int, track: int, kind: str, **args: object) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": rank, "tid": track, "args": args}
+    return chrome.axis_tracks(names)
 
 
 def _events(
@@ -116,22 +92,21 @@ def _events(
     def event(
         name: str, kind: str, track: int, start_s: float, end_s: float, **args: object
     ) -> dict[str, Any]:
-        return {
-            "ph": "X",
-            "name": name,
-            "cat": kind,
-            "pid": trace.rank,
-            "tid": track,
-            "ts": round((start_s - first_s) * 1e6, 3),
-            "dur": round(max(0.0, end_s - start_s) * 1e6, 3),
-            "args": {"step": call.step, **args},
-        }
+        return chrome.bar(
+            name,
+            kind,
+            rank=trace.rank,
+            track=track,
+            start_s=start_s - first_s,
+            end_s=end_s - first_s,
+            args={"step": call.step, **args},
+        )
 
     out = [
-        event(call.name, "compute", _COMPUTE_TRACK, start, end)
+        event(call.name, "compute", chrome.COMPUTE_TRACK, start, end)
         for start, end in gaps(trace.start_s, trace.end_s, trace.blocked())
     ]
-    out += [event(s.name, "phase", _SPAN_TRACK, s.start_s, s.end_s) for s in trace.spans]
+    out += [event(s.name, "phase", chrome.PHASE_TRACK, s.start_s, s.end_s) for s in trace.spans]
     free_s: dict[int, float] = {}  # events of one track must not overlap, unless they nest
     for number, record in enumerate(trace.collectives):
         predicted = predicted_s(call, record.op, record.axes, record.bytes)
@@ -142,29 +117,21 @@ def _events(
             "phase": record.phase,
             "value": record.value,
             "number": number,
-            "issued_us": round((record.start_s - first_s) * 1e6, 3),
-            "measured_us": round(record.duration_s * 1e6, 3),
-            "blocked_us": round(record.blocked_s * 1e6, 3),
+            "issued_us": chrome.microseconds(record.start_s - first_s),
+            "measured_us": chrome.microseconds(record.duration_s),
+            "blocked_us": chrome.microseconds(record.blocked_s),
         }
         if predicted is not None:
-            args["predicted_us"] = round(predicted * 1e6, 3)
+            args["predicted_us"] = chrome.microseconds(predicted)
         track = tracks[record.axis]
         start_s, free = record.start_s, free_s.get(track, 0.0)
         if record.end_s > free:
             start_s = max(start_s, free)
             free_s[track] = record.end_s
         out.append(event(record.op, "comm", track, start_s, record.end_s, **args))
+    at_s = trace.end_s - first_s
     for kind, num_bytes in trace.memory_bytes.items():
-        out.append(
-            {
-                "ph": "C",
-                "name": f"memory: {kind}",
-                "pid": trace.rank,
-                "tid": 0,
-                "ts": round((trace.end_s - first_s) * 1e6, 3),
-                "args": {"bytes": num_bytes},
-            }
-        )
+        out.append(chrome.memory(kind, rank=trace.rank, at_s=at_s, num_bytes=num_bytes))
     return out
 
 
@@ -270,7 +237,7 @@ def load(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
         raise RequestError(f"{path} is not a Chrome trace: it has no list 'traceEvents'")
     about = found.get("autoshard")
-    if not isinstance(about, dict) or about.get("version") != VERSION:
+    if not isinstance(about, dict) or about.get("version") != chrome.VERSION:
         raise RequestError(
             f"trace {path} was not written by this version of autoshard; run the program with "
             f"{VARIABLE}=1 to get one"

@@ -12,7 +12,7 @@ import pytest
 from autoshard.cluster import Cluster
 from autoshard.errors import InfeasibleError, MeshError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
-from autoshard.search import configurations, search
+from autoshard.search import Standing, configurations, search
 from autoshard.sharding.layout import Cut, P
 from tests.search.model_graphs import llama, mlp
 
@@ -97,15 +97,17 @@ def test_the_study_shows_the_search(tmp_path: Path) -> None:
     import optuna
 
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    seen: list[tuple[int, int, str]] = []
-    result = search(mlp(), H100, trials=3, storage=url, progress=lambda *a: seen.append(a))
+    seen: list[Standing] = []
+    result = search(mlp(), H100, trials=3, storage=url, progress=seen.append)
     (name,) = optuna.get_all_study_names(url)
     study = optuna.load_study(study_name=name, storage=url)
     assert len(study.trials) == len(result.alternatives) + 1 == len(seen)
     best = study.best_trial
     assert best.value == pytest.approx(result.best.step_time.total_s)
     assert best.user_attrs["memory_bytes"] == result.best.memory.total_bytes
-    assert [done for done, _, _ in seen] == list(range(1, len(seen) + 1))
+    assert [s.done for s in seen] == list(range(1, len(seen) + 1))
+    assert seen[-1].best_label == result.configuration.label
+    assert seen[-1].best_step_time_s == result.best.step_time.total_s
     again = search(mlp(), H100, trials=1, storage=url)
     assert len(optuna.load_study(study_name=name, storage=url).trials) == 4
     assert again.study.best_value == pytest.approx(best.value)

@@ -35,11 +35,11 @@ def write_picture(log: str | Path, output: str | Path, step: int | None = None) 
     view = view_step(trace.load(log), step)
     scene = draw(view, title=log.name)
     if kind == ".png":
-        from autoshard.runtime.watch.picture.png import to_png
+        from autoshard.drawing.png import to_png
 
         output.write_bytes(to_png(scene))
     elif kind == ".svg":
-        from autoshard.runtime.watch.picture.svg import to_svg
+        from autoshard.drawing.svg import to_svg
 
         output.write_text(to_svg(scene), encoding="utf-8")
     else:

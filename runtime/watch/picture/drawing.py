@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import floor, log10
 from statistics import fmean
 
-from autoshard.runtime.watch.picture.reading import Message, RankView, StepView, coordinate
-from autoshard.runtime.watch.picture.scene import (
+from autoshard.drawing.scene import (
     Circle,
     Line,
     Rect,
@@ -17,6 +16,7 @@ from autoshard.runtime.watch.picture.scene import (
     text_width,
     tint,
 )
+from autoshard.runtime.watch.picture.reading import Message, RankView, StepView, coordinate
 from autoshard.runtime.watch.records import bytes_text, seconds_text
 
 # Okabe and Ito's colours, told apart by nearly everybody (https://jfly.uni-koeln.de/color/, 2008).

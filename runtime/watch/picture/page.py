@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
+from autoshard.drawing.scene import Scene
+from autoshard.drawing.svg import FONTS, to_svg
 from autoshard.runtime.watch.picture.reading import StepView
-from autoshard.runtime.watch.picture.scene import Scene
-from autoshard.runtime.watch.picture.svg import FONTS, to_svg
 from autoshard.runtime.watch.records import bytes_text, seconds_text
 
 _MOST_ROWS = 1000

@@ -1,0 +1,1 @@
+"""One file for each version: 0001, 0002, ..."""

@@ -1,0 +1,1 @@
+"""Pictures as shapes, and what draws them: SVG and PNG."""

@@ -1,0 +1,263 @@
+"""Orders on a rank of the pool; see :mod:`courier`.
+
+What is needed only by the next call is done once the answer is sent, while the caller reads it and
+prepares that call: putting the objects back, finding out whether they are what they were, and
+cutting them again. If the next order is one like the last, all that is left is to write the values
+of its tensors into the shards, straight from the shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import cloudpickle
+import torch
+
+from autoshard.runtime.eager.body import Body
+from autoshard.runtime.processes import World
+from autoshard.runtime.shards import view_shard
+from autoshard.runtime.spmd.ambient import Ambient
+from autoshard.runtime.spmd.orders import (
+    Answer,
+    Bytes,
+    Lie,
+    Order,
+    Plain,
+    aligned,
+    mapped,
+    views_of,
+)
+from autoshard.runtime.spmd.request import Changes, Request, carry_out, prepare
+from autoshard.runtime.spmd.shipment import Loose, Shipment, pack, unpack_with_memory
+from autoshard.runtime.spmd.snapshot import OpaqueError, Snapshot
+from autoshard.sharding.layout import P
+
+_HELD_BYTES = 1 << 25  # from here on ranks do not hold the objects of a call till the next one
+_MOST_KEPT = 8  # functions whose memory a rank keeps
+
+
+@dataclass(slots=True)
+class _Held:
+    """The objects of a call, as long as they are what they were.
+
+    Attributes:
+        request: the call.
+        snapshot: of its objects.
+        own: the memory of its tensors.
+        sent: where the same lies in the shared memory.
+        tensors: by ``id`` of a tensor where its values lie in the shared memory.
+        keep: the tensors, so that no number is used again.
+        is_all_tensors: whether no other memory, of arrays, was sent.
+    """
+
+    request: Request
+    snapshot: Snapshot
+    own: list[torch.Tensor]
+    sent: list[torch.Tensor]
+    tensors: dict[int, torch.Tensor]
+    keep: list[torch.Tensor]
+    is_all_tensors: bool
+
+    def refill(self) -> None:
+        """Write the values that were sent into the objects."""
+        if self.own:
+            with torch.no_grad():
+                torch._foreach_copy_(self.own, self.sent)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What is kept for one function.
+
+    Attributes:
+        memory: shared with the caller.
+        part: this rank's part of it.
+    """
+
+    memory: Bytes
+    part: torch.Tensor
+    rest: Loose | None = None
+    held: _Held | None = None
+    ambient: Ambient | None = None
+    lies: tuple[Lie, ...] = ()
+    views: list[torch.Tensor] = field(default_factory=list)
+    plain: Plain | None = None
+    changes: Shipment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A call that is entered before it is ordered, as call ``number`` of the pool."""
+
+    number: int
+    kept: _Kept
+    body: Body
+    shards: list[torch.Tensor]
+    sent: list[torch.Tensor]
+
+
+_kept: dict[int, _Kept] = {}
+_ready: _Ready | None = None
+
+
+def execute_order(world: World, order: Order) -> Answer | None:
+    """Do what the order says; None where what it refers to is not known here."""
+    global _ready
+    kept = _kept.pop(order.key, None)
+    if order.sizes is not None:
+        memory = mapped(world.descriptors[0], order.sizes, world.size)
+        start = order.sizes[0] + world.rank * order.sizes[1]
+        kept = _Kept(memory, torch.from_numpy(memory)[start : start + order.sizes[1]])
+    ready, _ready = _ready, None
+    fits = order.rest is None and order.ambient is None
+    if ready is not None and not (fits and ready.kept is kept and ready.number == world.number):
+        ready.body.close()
+        ready = None
+    if kept is None:
+        return None
+    _kept[order.key] = kept
+    while len(_kept) > _MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    if order.ambient is not None:
+        kept.ambient = cloudpickle.loads(order.ambient)
+    wholes: Mapping[int, torch.Tensor] | None = None
+    if ready is not None and kept.held is not None:
+        with torch.no_grad():
+            torch._foreach_copy_(ready.shards, ready.sent)
+        request, body, wholes = kept.held.request, ready.body, kept.held.tensors
+    else:
+        request = _request(kept, order.rest)
+        request = replace(request, ambient=kept.ambient)
+        body = prepare(world, request)
+    request = replace(request, ambient=kept.ambient, watch=order.watch)
+    changes, pieces, trace = carry_out(
+        world, request, body, compare=kept.held is None, wholes=wholes
+    )
+    assert world.later is not None
+    world.later(lambda: _get_ready(world, kept, body))
+    told = _told(kept, changes) if world.rank == 0 else {"plain": None, "changes": None}
+    return Answer(**told, **_put(kept, pieces), trace=trace)
+
+
+def _request(kept: _Kept, rest: Loose | None) -> Request:
+    """The objects of the last call with the values of this one, if nothing happened to them."""
+    if rest is not None:
+        kept.rest = rest
+    elif kept.held is not None and kept.held.snapshot.holds():
+        kept.held.refill()
+        return kept.held.request
+    assert kept.rest is not None
+    return _unpacked(kept, kept.rest)
+
+
+def _unpacked(kept: _Kept, rest: Loose) -> Request:
+    kept.held = None
+    value, pieces, tensors = unpack_with_memory(rest.with_memory(kept.memory))
+    request: Request = value
+    if rest.num_bytes > _HELD_BYTES or request.gradients:
+        return request
+    try:
+        snapshot = Snapshot([request.function, request.bundle, request.tensors])
+    except OpaqueError:
+        return request
+    memory = torch.from_numpy(kept.memory)
+    kept.held = _Held(
+        request,
+        snapshot,
+        [piece for piece in pieces if piece.numel()],
+        [memory[start : start + size] for start, size in rest.places if size],
+        {id(t): sent for t, sent in zip(tensors, rest.tensors_in(kept.memory), strict=True)},
+        tensors,
+        {piece for piece, *_ in rest.tensors} >= set(range(len(rest.places))),
+    )
+    return request
+
+
+def _get_ready(world: World, kept: _Kept, body: Body) -> None:
+    """Put the objects of a call back, and enter them again for one like it."""
+    global _ready
+    decisions = body.decisions()
+    body.close()
+    held = kept.held
+    if held is None or not held.is_all_tensors or not held.snapshot.holds():
+        return
+    body = prepare(world, replace(held.request, ambient=kept.ambient))
+    sent = _sent_shards(held, body)
+    if sent is None:
+        body.close()
+    else:
+        body.decide(decisions)
+        _ready = _Ready(world.number + 1, kept, body, [e.shard for e in body.entered], sent)
+
+
+def _sent_shards(held: _Held, body: Body) -> list[torch.Tensor] | None:
+    """Of each shard where its values lie in the shared memory; None if that leaves some out."""
+    if {id(entered.given) for entered in body.entered} != held.tensors.keys():
+        return None
+    comm = body.engine.comm
+    found: list[torch.Tensor] = []
+    for entered in body.entered:
+        whole = held.tensors[id(entered.given)]
+        shard = view_shard(whole, entered.layout, comm.mesh, comm.coordinate)
+        is_view = shard.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+        if not is_view or P in entered.layout:
+            return None
+        found.append(shard)
+    return found
+
+
+def _told(kept: _Kept, changes: Changes) -> dict[str, Any]:
+    """What of the changes is another than last time."""
+    plain = Plain.of(changes)
+    nothing: dict[int, int] = {}
+    packed = pack(
+        replace(
+            changes,
+            lies=(),
+            modules=(),
+            tensors=nothing,
+            tensor_gradients=nothing,
+            captured=nothing,
+        )
+    )
+    known = kept.changes is not None and packed.data == kept.changes.data
+    kept.changes = None if packed.places or packed.tensors else packed
+    same, kept.plain = plain == kept.plain, plain
+    return {
+        "plain": None if same else plain,
+        "changes": None if known and kept.changes is not None else packed,
+    }
+
+
+def _put(kept: _Kept, pieces: dict[int, torch.Tensor | str]) -> dict[str, Any]:
+    """Leave the pieces in this rank's part."""
+    lies: list[Lie] = []
+    values: list[torch.Tensor] = []
+    rest: dict[int, torch.Tensor | str] = {}
+    end = 0
+    room = kept.part.numel()
+    for number, piece in pieces.items():
+        if isinstance(piece, str):
+            lies.append((number, -1, torch.uint8, ()))
+            continue
+        start = aligned(end)
+        if start + piece.nbytes > room or piece.layout is not torch.strided or piece.is_quantized:
+            rest[number] = piece
+            continue
+        end = start + piece.nbytes
+        lies.append((number, start, piece.dtype, tuple(piece.shape)))
+        values.append(piece.cpu() if piece.device.type != "cpu" else piece)
+    found = tuple(lies)
+    is_new = found != kept.lies or not kept.views
+    if is_new:
+        kept.lies = found
+        kept.views = [v for v in views_of(kept.part, found).values() if not isinstance(v, str)]
+    if values:
+        with torch.no_grad():
+            torch._foreach_copy_(kept.views, values)
+    return {"lies": found if is_new else None, "pieces": pack(rest) if rest else None}
+
+
+__all__ = ["execute_order"]

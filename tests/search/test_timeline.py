@@ -1,0 +1,92 @@
+"""The predicted timeline: it adds up to the step, stays small, and reads as a measured one does."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from autoshard.errors import RequestError
+from autoshard.planner import estimate
+from autoshard.planner.plan import Plan
+from autoshard.planner.timeline import predicted_trace
+from autoshard.runtime.watch import trace
+from autoshard.runtime.watch.picture.reading import view_step
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return estimate(
+        "gpt2",
+        cluster="h100",
+        devices=4,
+        mesh={"data": 2, "model": 2},
+        global_batch=8,
+        seq_len=128,
+        progress=None,
+    )
+
+
+def bars(document: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [e for e in document["traceEvents"] if e["ph"] == "X" and e["cat"] == kind]
+
+
+def busy_us(events: list[dict[str, Any]]) -> float:
+    return sum(float(e["args"]["predicted_us"]) for e in events)
+
+
+def test_the_events_add_up_to_the_predicted_step(plan: Plan) -> None:
+    document = plan.trace()
+    time = plan.step_time
+    compute, messages = bars(document, "compute"), bars(document, "comm")
+    assert busy_us(compute) * 1e-6 == pytest.approx(time.compute_s + time.optimizer_s, rel=1e-4)
+    assert busy_us(messages) * 1e-6 == pytest.approx(time.communication_s, rel=1e-4)
+    waited = sum(e["args"]["blocked_us"] for e in messages)
+    assert waited * 1e-6 == pytest.approx(time.exposed_communication_s, rel=1e-4)
+    last = max(e["ts"] + e["dur"] for e in compute + messages)
+    assert last * 1e-6 == pytest.approx(time.total_s, rel=1e-6)
+    sent = sum(e["args"]["bytes"] for e in messages)
+    assert sent == sum(group.total_bytes for group in plan.collectives)
+
+
+def test_events_carry_names_that_people_know(plan: Plan) -> None:
+    document = plan.trace()
+    names = {e["name"] for e in bars(document, "compute")}
+    assert {"transformer.h.0.mlp.c_fc: mm", "optimizer"} <= names
+    assert {e["args"]["phase"] for e in bars(document, "comm")} == {"forward", "backward"}
+    assert {e["args"]["axis"] for e in bars(document, "comm")} <= {"data", "model", "data x model"}
+
+
+@pytest.mark.parametrize("most", [6000, 400, 120, 40])
+def test_bars_of_a_track_do_not_overlap_however_few_there_are(plan: Plan, most: int) -> None:
+    document = predicted_trace(plan.captured().graph, plan, most_events=most)
+    found = bars(document, "compute") + bars(document, "comm")
+    assert len(found) <= most
+    for track in {e["tid"] for e in found}:
+        mine = sorted((e for e in found if e["tid"] == track), key=lambda e: e["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.002 for a, b in pairwise(mine))
+    time = plan.step_time
+    assert busy_us(found) * 1e-6 == pytest.approx(
+        time.compute_s + time.optimizer_s + time.communication_s, rel=1e-3
+    )
+
+
+def test_a_picture_of_communication_reads_it_too(plan: Plan, tmp_path: Any) -> None:
+    plan.save_trace(tmp_path / "trace.json")
+    view = view_step(trace.load(tmp_path / "trace.json"))
+    assert view.wall_s == pytest.approx(plan.predicted_step_s, rel=1e-6)
+    plan.save_trace(tmp_path / "trace.json.gz")
+    packed = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert packed == json.loads((tmp_path / "trace.json").read_text())
+    assert packed["distributedInfo"] == {"rank": 0, "world_size": 4, "backend": "nccl"}
+
+
+def test_a_plan_of_another_model_is_refused(plan: Plan) -> None:
+    other = plan.model_copy(
+        update={"model": plan.model.model_copy(update={"fingerprint": "0" * 16})}
+    )
+    with pytest.raises(RequestError, match="plan again"):
+        predicted_trace(plan.captured().graph, other)
