@@ -16,6 +16,7 @@ from autoshard.api.wire import (
     ConfigModel,
     GraphModel,
     ModelSpec,
+    OldClusterDocument,
     PlanRequest,
     PresetCluster,
     PresetModel,
@@ -61,7 +62,8 @@ def _cluster(request: PlanRequest, limits: Limits) -> Cluster:
             _at_most("/cluster/devices", asked.devices, limits.devices, "devices")
         cluster: Cluster = _about("/cluster/devices", Cluster.preset, asked.preset, asked.devices)
         return cluster
-    document = validated(ClusterDocument, asked, "/cluster")
+    old = asked.get("schema_version") == 1
+    document = validated(OldClusterDocument if old else ClusterDocument, asked, "/cluster")
     _at_most("/cluster/devices", document.devices, limits.devices, "devices")
     _at_most("/cluster/devices_per_node", document.devices_per_node, limits.devices, "devices")
     found: Cluster = _about("/cluster/devices", Cluster.from_json, asked)

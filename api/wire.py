@@ -111,8 +111,52 @@ class DeviceDocument(Body):
     launch_s: NotNegative
 
 
+class ReductionDocument(Body):
+    """Sums made by the switches of a tier."""
+
+    bytes_per_second: Positive
+    latency_s: NotNegative
+
+
 class TierDocument(Body):
-    """Links of a cluster document: inside a node, or across nodes."""
+    """Links of one tier of a cluster document; a known link gives what is left out."""
+
+    link: str = Field(max_length=200, description="a known link, or the tier's own name for it")
+    devices: Whole | None = Field(
+        None, ge=1, le=LARGEST, description="of one unit; the outermost tier may have no bound"
+    )
+    bytes_per_second: Positive | None = None
+    latency_s: NotNegative | None = None
+    bulk_latency_s: NotNegative | None = None
+    short_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    devices_per_card: Whole = Field(1, ge=1, le=LARGEST)
+    wires: Literal["switch", "mesh", "ring"] = "switch"
+    reduction: ReductionDocument | None = None
+
+
+class _AnyClusterDocument(Body):
+    """What every version has."""
+
+    kind: Literal["autoshard.cluster"]
+    name: str = Field(max_length=200)
+    devices: Whole = Field(ge=1, le=LARGEST)
+    devices_per_node: Whole = Field(ge=1, le=LARGEST)
+    collective_s: NotNegative
+    reserve_bytes: Whole = Field(ge=0, le=LARGEST)
+    device: DeviceDocument
+    sources: dict[str, Annotated[str, Field(max_length=2000)]] = Field(default_factory=dict)
+
+
+class ClusterDocument(_AnyClusterDocument):
+    """A cluster, as ``Cluster.to_json`` writes it; ``GET /v1/clusters`` shows some."""
+
+    schema_version: Literal[2]
+    algorithms: list[Literal["ring", "tree", "hierarchical"]] = Field(min_length=1, max_length=3)
+    tiers: dict[str, TierDocument] = Field(min_length=1, max_length=10)
+
+
+class OldTierDocument(Body):
+    """Links of a cluster document of version 1."""
 
     name: str = Field(max_length=200)
     bytes_per_second: Positive
@@ -120,20 +164,12 @@ class TierDocument(Body):
     devices_per_card: Whole = Field(1, ge=1, le=LARGEST)
 
 
-class ClusterDocument(Body):
-    """A cluster, as ``Cluster.to_json`` writes it; ``GET /v1/clusters`` shows some."""
+class OldClusterDocument(_AnyClusterDocument):
+    """A cluster of version 1, which is still read: links inside a node, and across nodes."""
 
-    kind: Literal["autoshard.cluster"]
     schema_version: Literal[1]
-    name: str = Field(max_length=200)
-    devices: Whole = Field(ge=1, le=LARGEST)
-    devices_per_node: Whole = Field(ge=1, le=LARGEST)
-    collective_s: NotNegative
-    reserve_bytes: Whole = Field(ge=0, le=LARGEST)
-    device: DeviceDocument
-    inside: TierDocument
-    across: TierDocument
-    sources: dict[str, Annotated[str, Field(max_length=2000)]] = Field(default_factory=dict)
+    inside: OldTierDocument
+    across: OldTierDocument
 
 
 def _which_cluster(value: Any) -> str | None:

@@ -22,6 +22,24 @@ export function meshText(mesh) {
 }
 
 /**
+ * Links of a cluster, inner ones first: name, link, figures, and where the bandwidth's source
+ * stands. Clusters of version 1, in plans that are kept, have two.
+ */
+export function tiersOf(cluster) {
+  if (!cluster.tiers) {
+    const { inside, across } = cluster;
+    return [
+      { ...inside, name: "node", link: inside.name, source: "inside.bytes_per_second" },
+      { ...across, name: "fabric", link: across.name, source: "across.bytes_per_second" },
+    ];
+  }
+  const size = ([, tier]) => tier.devices ?? Infinity; // JSON objects have no order
+  return Object.entries(cluster.tiers)
+    .sort((a, b) => (size(a) < size(b) ? -1 : 1))
+    .map(([name, tier]) => ({ ...tier, name, source: `tiers.${name}.bytes_per_second` }));
+}
+
+/**
  * The axes larger than 1, outermost first: name, size, stride (devices between neighbours on the
  * axis), nodes (how many a group of the axis touches) and index(device). Devices are in row-major
  * order, `devices_per_node` consecutive ones on each node.

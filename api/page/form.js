@@ -1,6 +1,7 @@
 // The form: fills it, checks what needs no service, and makes a request of it.
 
 import { byId, h } from "./dom.js";
+import { tiersOf } from "./facts.js";
 import { bytes, count, integer, plural } from "./format.js";
 import { jsonFault } from "./json.js";
 
@@ -106,7 +107,7 @@ export class Form {
     const nodes = Math.ceil(devices / per);
     byId("global_batch").placeholder = `${integer(devices)} samples`;
     byId("cluster-hint").textContent = `${plural(nodes, "node")} of ${integer(per)}, ${bytes(cluster.document.device.memory_bytes)} each; `
-      + `${cluster.document.inside.name} inside a node${nodes > 1 ? `, ${cluster.document.across.name} across` : ""}`;
+      + tiersOf(cluster.document).slice(0, nodes > 1 ? undefined : 1).map((tier) => `${tier.name}: ${tier.link}`).join(", ");
     const usual = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384].filter((n) => n % per === 0 || per % n === 0);
     byId("devices-usual").replaceChildren(...usual.map((n) => h("option", { value: n })));
   }

@@ -8,7 +8,7 @@ import { stepTimeFigure } from "./charts/steptime.js";
 import { timelineFigure } from "./charts/timeline.js";
 import { commandsOf } from "./commands.js";
 import { announce, copyButton, h, save } from "./dom.js";
-import { deviceCount, memoryTotal, meshText, requestOf, throughput, tokensOfStep } from "./facts.js";
+import { deviceCount, memoryTotal, meshText, requestOf, throughput, tiersOf, tokensOfStep } from "./facts.js";
 import { bytes, count, digits, integer, moment, percent, plural, seconds } from "./format.js";
 import { parametersTable } from "./parameters.js";
 import { alternativesTable, collectivesTable, measurementsTable, validationText } from "./tables.js";
@@ -109,8 +109,7 @@ function clusterFacts(plan) {
     ["Memory bandwidth", `${bytes(cluster.device.memory_bytes_per_second)}/s`, "device.memory_bytes_per_second"],
     ["Part of the bandwidth that is reached", percent(cluster.device.memory_efficiency), "device.memory_efficiency"],
     ["Launch of an operator", seconds(cluster.device.launch_s), "device.launch_s"],
-    [`Inside a node: ${cluster.inside.name}`, rate(cluster.inside), "inside.bytes_per_second"],
-    [`Across nodes: ${cluster.across.name}`, rate(cluster.across), "across.bytes_per_second"],
+    ...tiersOf(cluster).map((tier) => [`Links of the ${tier.name}: ${tier.link}`, rate(tier), tier.source]),
     ["Start of a collective", seconds(cluster.collective_s), "collective_s"],
     ["Reserve", bytes(cluster.reserve_bytes), "reserve_bytes"],
   ];

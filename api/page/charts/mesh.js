@@ -1,7 +1,7 @@
 // The mesh on the nodes: boxes are nodes, cells are devices, colours say where on an axis they are.
 
 import { announce, freshId, h, responsive, s } from "../dom.js";
-import { axesOf, deviceCount, groupOf } from "../facts.js";
+import { axesOf, deviceCount, groupOf, tiersOf } from "../facts.js";
 import { integer, plural } from "../format.js";
 
 const MOST_DRAWN = 128; // devices that are drawn one by one; of more, the first and the last nodes
@@ -13,14 +13,16 @@ const colour = (axis, device) => (axis ? `c${axis.index(device) % COLOURS}` : "c
 
 /** How an axis lies on the machines, in words. */
 function axisText(axis, plan) {
-  const { devices_per_node: perNode, inside, across } = plan.cluster;
+  const perNode = plan.cluster.devices_per_node;
+  const links = tiersOf(plan.cluster).map((tier) => tier.link);
+  const [inside, across] = [links[0], links.at(-1)];
   const group = groupOf(axis, 0);
   const shown = group.length > 5 ? `${group.slice(0, 3).join(", ")}, … ${integer(group.at(-1))}` : group.join(", ");
   const where = axis.nodes === 1
-    ? `inside a node, over ${inside.name}`
+    ? `inside a node, over ${inside}`
     : axis.stride % perNode === 0 || axis.stride >= perNode
-      ? `one device on each of ${plural(axis.nodes, "node")}, over ${across.name}`
-      : `over ${plural(axis.nodes, "node")}, by ${inside.name} and ${across.name}`;
+      ? `one device on each of ${plural(axis.nodes, "node")}, over ${across}`
+      : `over ${plural(axis.nodes, "node")}, by ${inside} and ${across}`;
   return `${integer(axis.size)} devices of a group: ${shown}; ${where}`;
 }
 
