@@ -18,12 +18,17 @@ _WHAT = {
     "device.memory_bytes_per_second": "peak of its memory",
     "device.memory_efficiency": "share of that which a long copy sustains",
     "device.launch_s": "least time of one operator",
-    "inside.bytes_per_second": "link inside a node, one direction",
-    "inside.latency_s": "hop inside a node",
-    "inside.devices_per_card": "devices that share a link inside",
-    "across.bytes_per_second": "link between nodes, one direction",
-    "across.latency_s": "hop between nodes",
-    "across.devices_per_card": "devices that share a card",
+}
+
+_OF_TIER = {
+    "devices": "devices in one unit",
+    "bytes_per_second": "a card or a device's own links, one direction",
+    "latency_s": "hop of a short message",
+    "bulk_latency_s": "hop of a bulk transfer",
+    "short_share": "share of the bandwidth that short messages get",
+    "devices_per_card": "devices that share a card",
+    "reduction.bytes_per_second": "sums by the switches, one direction",
+    "reduction.latency_s": "start of sums by the switches",
 }
 
 
@@ -36,10 +41,18 @@ def cluster_table(document: Mapping[str, Any]) -> str:
     cluster = Cluster.from_json(document)
     rows: list[list[str | Cell]] = []
     for field, value in cluster.figures().items():
-        peak = field.removeprefix("device.peak_flops_per_second.")
-        what = _WHAT.get(field, f"peak in {peak}" if peak != field else field)
-        rows.append([what, figure_text(field, value), _source(field, cluster.sources)])
+        rows.append([_what(field), figure_text(field, value), _source(field, cluster.sources)])
     return table([Column("what", "name"), Column("figure", "r"), Column("source", "long")], rows)
+
+
+def _what(field: str) -> str:
+    peak = field.removeprefix("device.peak_flops_per_second.")
+    if peak != field:
+        return f"peak in {peak}"
+    if field.startswith("tiers."):
+        _, tier, figure = field.split(".", 2)
+        return f"{tier}: {_OF_TIER.get(figure, figure)}"
+    return _WHAT.get(field, field)
 
 
 def _source(field: str, sources: Mapping[str, str]) -> str:

@@ -352,7 +352,8 @@ def test_a_mesh_of_16384_devices_is_drawn_by_its_nodes(
     page.goto(page.url.replace("/?view=history", small_plan["links"]["page"]))
     expect(page.get_by_text("All 2,048 nodes, one to a square")).to_be_visible()
     expect(page.get_by_text("one device on each of 64 nodes, over InfiniBand")).to_be_visible()
-    expect(page.get_by_text("over 32 nodes, by NVLink 4 and InfiniBand NDR, 400 Gb/s")).to_be_visible()
+    links = "by NVLink 4 and InfiniBand NDR, 400 Gb/s"
+    expect(page.get_by_text(f"over 32 nodes, {links}")).to_be_visible()
     assert page.locator(".device").count() == 3 * 8, "the first nodes and the last one"
     page.get_by_role("radio", name="model").check()
     expect(page.get_by_text("the colour changes with the index on model")).to_be_hidden()
