@@ -146,6 +146,7 @@ def test_model_types_are_those_of_transformers() -> None:
 
 CASES: list[tuple[dict[str, Any], str]] = [
     (config(n_layer=10**6), "/model/config/n_layer"),
+    (config(n_layer=-1), "/model/config/n_layer"),
     (config(num_hidden_layers=513), "/model/config/num_hidden_layers"),
     (config(depths=[400, 400]), "/model/config/depths"),
     (config(layer_types=["full"] * 1000), "/model/config/layer_types"),
