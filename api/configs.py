@@ -40,18 +40,20 @@ LONGEST_LIST = 4096
 LONGEST_TEXT = 1000
 
 _LAYERS = re.compile(
-    r"layers?($|_num$|_types$)|layers_block_type|depth|blocks?$|repeats$|num_stages"
+    r"layers?($|_num$|_types$)|layers_block_type|depths?($|_)|blocks?$|repeats$|num_stages"
 )
 _DEPTHS = re.compile(r"depths|^layers$|blocks$")
-_EXPERTS = re.compile(r"expert")
+_EXPERTS = re.compile(r"^(num|n)_.*experts?$|experts$")
 _VOCABULARY = re.compile(
     r"vocab|codebook|(token|pad|bos|eos)_(id|index)|_ids?$|_offset$|num_labels"
 )
 _POSITIONS = re.compile(
     r"position|n_ctx|max_.*length|length$|window|chunk_size|max_.*seq|sampling_rate|floor$"
 )
-_SCALE = re.compile(r"theta|base$|factor|eps|freq|scale|seed|init")
+_SCALE = re.compile(r"theta|base$|factor|eps|freq|scale|seed|initializer|_init|clip|_val(ue)?$")
+_COUNTED = re.compile(r"^(num|n)_.*layers?$|^n_layers?$|depths$")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _PLACE = re.compile(r"[/\\]|^[.~]")
 
 
@@ -70,14 +72,14 @@ def checked_config(config: dict[str, Any], limits: Limits, at: str) -> dict[str,
         raise Invalid(
             [Fault(at, "the config has no 'model_type'; give a whole Hugging Face config.json")]
         )
-    return _Check(limits).section(config, at)
+    return _Check(limits).section(config, at, nested=False)
 
 
 class _Check:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
 
-    def section(self, config: dict[str, Any], at: str) -> dict[str, Any]:
+    def section(self, config: dict[str, Any], at: str, *, nested: bool = True) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for name, value in config.items():
             here = at + pointer(name)
@@ -89,11 +91,11 @@ class _Check:
                     self.number("num_labels", len(value), here)
                     out["num_labels"] = len(value)
                 continue
-            if not _IDENTIFIER.fullmatch(name) or len(name) > 100:
-                _wrong(here, "this cannot be a config's name: up to 100 letters, digits and _")
+            if not _NAME.fullmatch(name):
+                _wrong(here, "this cannot be a config's name: up to 100 letters, digits, _ . -")
             if name in REFUSED and value:
                 _wrong(here, REFUSED[name])
-            if name == "model_type":
+            if name == "model_type" and (value or not nested):  # parts may leave it empty
                 self.model_type(value, here)
             if name == "architectures":
                 self.architectures(value, here)
@@ -150,6 +152,8 @@ class _Check:
             )
 
     def number(self, name: str, value: float, at: str) -> None:
+        if value < 0 and _COUNTED.search(name):
+            _wrong(at, f"{value:g} layers; write how many there are")
         most, what = self.bound(name, value)
         if abs(value) > most:
             _wrong(at, f"{value:g} {what}; at most {most:g} are taken here")

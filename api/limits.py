@@ -36,22 +36,41 @@ def check_request(request: PlanRequest, limits: Limits) -> PlanRequest:
     Raises:
         Invalid: what cannot be taken, each fault with a pointer.
     """
-    model = _model(request.model, limits)
-    cluster = _cluster(request, limits)
-    _check_workload(request, limits)
-    _check_search(request, limits, cluster)
+    model = checked_model(request.model, limits, "/model")
+    check_around(request, limits)
     return request.model_copy(update={"model": model})
 
 
-def _model(model: ModelSpec, limits: Limits) -> ModelSpec:
+def checked_model(model: ModelSpec, limits: Limits, at: str) -> ModelSpec:
+    """The model without what only describes.
+
+    Args:
+        model: well-formed.
+        limits: of this service.
+        at: JSON pointer of the model in the request.
+
+    Raises:
+        Invalid: see :func:`check_request`.
+    """
     if isinstance(model, PresetModel):
-        _about("/model/preset", model_preset, model.preset)
+        _about(at + "/preset", model_preset, model.preset)
         return model
     if isinstance(model, ConfigModel):
-        return ConfigModel(config=checked_config(model.config, limits, "/model/config"))
+        return ConfigModel(config=checked_config(model.config, limits, at + "/config"))
     assert isinstance(model, GraphModel)
-    check_graph(model.graph, limits, "/model/graph")
+    check_graph(model.graph, limits, at + "/graph")
     return model
+
+
+def check_around(request: PlanRequest, limits: Limits) -> None:
+    """Check all but the model.
+
+    Raises:
+        Invalid: see :func:`check_request`.
+    """
+    cluster = _cluster(request, limits)
+    _check_workload(request, limits)
+    _check_search(request, limits, cluster)
 
 
 def _cluster(request: PlanRequest, limits: Limits) -> Cluster:

@@ -255,6 +255,7 @@ def _message(error: Mapping[str, Any]) -> str:
 def _path(location: tuple[str | int, ...], at: str) -> list[str | int]:
     """A pydantic location without the tags of unions, which name no field of the body."""
     parts = list(location)
-    if not at and len(parts) > 1 and parts[0] in ("model", "cluster"):
+    tagged = not at and len(parts) > 1 and parts[0] in ("model", "cluster")
+    if tagged and isinstance(parts[1], str):  # in a sweep's list it is a number
         del parts[1]
     return [p for p in parts if p != "[key]"]

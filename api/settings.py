@@ -41,6 +41,7 @@ class Limits(BaseSettings):
     seq_len: int = Field(16_777_216, ge=1)
     global_batch: int = Field(16_777_216, ge=1)
     trials: int = Field(10_000, ge=1)
+    sweep_points: int = Field(1000, ge=1, description="points of one sweep")
     validate_devices: int = Field(4, ge=1, description="most processes of a validation by running")
     queued_jobs: int = Field(1000, ge=1, description="jobs that may wait, of all callers")
     jobs_per_key: int = Field(100, ge=1, description="unfinished jobs of one key")

@@ -37,12 +37,13 @@ LARGEST = 10**18 - 1
 """Largest integer that is taken: see ``reading.INTEGER_DIGITS``."""
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
+    """The integer that a float like 8.0 is; everything else as it came."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # 8.0 is an integer in JSON, and what some languages write.
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(whole)]
 _POSITIVE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0, "maximum": 1e30}
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 NotNegative = Annotated[float, Field(ge=0, le=1e6)]

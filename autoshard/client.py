@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx2
 
 from autoshard.cluster import Cluster
-from autoshard.errors import AutoshardError, InfeasibleError, RequestError, ValidationError
+from autoshard.errors import (
+    AutoshardError,
+    InfeasibleError,
+    RequestError,
+    ServiceError,
+    ValidationError,
+)
 from autoshard.planner import Plan
 from autoshard.planner.progress import reporter
 from autoshard.planner.request import resolve_cluster, resolve_mesh
@@ -37,10 +43,6 @@ RETRIES = 20
 """Attempts, a second apart, at a service that is away for a moment while a job runs."""
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
-
-
-class ServiceError(AutoshardError):
-    """The service cannot be reached, refused the key, or failed; says which."""
 
 
 class Client:

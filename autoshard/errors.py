@@ -11,7 +11,8 @@
     │   └── ExportUnsupported   a plan that a target cannot express; names what would be lost
     ├── InfeasibleError         nothing fits (exit status 3)
     ├── ValidationError         a plan did not do what it said (exit status 4)
-    └── RankError               a process of the runtime failed (exit status 1)
+    ├── RankError               a process of the runtime failed (exit status 1)
+    └── ServiceError            a planning service cannot be reached or failed (exit status 1)
 
 A message says what was found, where, and what to do, with the valid choices.
 """
@@ -115,6 +116,10 @@ class ValidationError(AutoshardError):
     def __init__(self, message: str, *, report: object = None) -> None:
         self.report = report
         super().__init__(message)
+
+
+class ServiceError(AutoshardError):
+    """A planning service cannot be reached, refused the key, or failed; says which."""
 
 
 class RankError(AutoshardError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, insert, select
@@ -69,24 +70,13 @@ class Callers(Database):
             QuotaReached: see there.
             IdempotencyConflict: see there.
         """
-        hashed = idempotency_key and hashlib.sha256(idempotency_key.encode()).hexdigest()
         with self.writing() as connection:
             self.one_at_a_time(connection, SUBMIT)
             now = self.now(connection)
-            if hashed:
-                old = idempotency.c.created_s < now - DAY_S
-                connection.execute(delete(idempotency).where(old))
-                same = select(idempotency.c.digest, idempotency.c.job_id).where(
-                    idempotency.c.owner == owner, idempotency.c.key_hash == hashed
-                )
-                if used := connection.execute(same).one_or_none():
-                    if used.digest != digest:
-                        raise IdempotencyConflict(
-                            "this Idempotency-Key was used with another request less than 24 hours "
-                            "ago; send a new key with a new request"
-                        )
-                    if job := _job(connection, jobs.c.id == used.job_id):
-                        return job, False
+            if idempotency_key:
+                used = answered(connection, owner, idempotency_key, digest, now)
+                if used and (job := _job(connection, jobs.c.id == used)):
+                    return job, False
             job = _job(
                 connection,
                 jobs.c.owner == owner,
@@ -97,16 +87,9 @@ class Callers(Database):
             new = job is None
             if job is None:
                 _check_limits(connection, owner, now, queued_limit, owner_limit, daily_limit)
-                job = _insert(connection, owner, kind, request, digest, now)
-            if hashed:
-                row = {"owner": owner, "key_hash": hashed, "digest": digest, "job_id": job.id}
-                # The job that an older row named may be pruned by now.
-                connection.execute(
-                    delete(idempotency).where(
-                        idempotency.c.owner == owner, idempotency.c.key_hash == hashed
-                    )
-                )
-                connection.execute(insert(idempotency), {**row, "created_s": now})
+                job = insert_job(connection, owner, kind, request, digest, now)
+            if idempotency_key:
+                remember(connection, owner, idempotency_key, digest, job.id, now)
             return job, new
 
     def job(self, job_id: str) -> Job | None:
@@ -136,29 +119,7 @@ class Callers(Database):
         if not ids.well_formed(job_id, "job"):
             return None
         with self.writing() as connection:
-            now = self.now(connection)
-            found = select(jobs.c.state).where(jobs.c.id == job_id).with_for_update()
-            state = connection.execute(found).scalar_one_or_none()
-            if state == "queued":
-                change(
-                    connection,
-                    job_id,
-                    now=now,
-                    event_kind="cancelled",
-                    data={},
-                    state="cancelled",
-                    finished_s=now,
-                )
-            elif state == "running":
-                change(
-                    connection,
-                    job_id,
-                    jobs.c.cancel.is_(False),
-                    now=now,
-                    event_kind="cancelling",
-                    data={},
-                    cancel=True,
-                )
+            cancel_job(connection, job_id, self.now(connection))
             return _job(connection, jobs.c.id == job_id)
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 1000) -> Sequence[Event]:
@@ -198,6 +159,92 @@ def _job(connection: Connection, *conditions: ColumnElement[bool]) -> Job | None
     return None if row is None else job_of(row)
 
 
+def answered(connection: Connection, owner: str, key: str, digest: str, now: float) -> str | None:
+    """The id of the job or sweep that was made for this Idempotency-Key within 24 hours.
+
+    Raises:
+        IdempotencyConflict: it was used with another request.
+    """
+    connection.execute(delete(idempotency).where(idempotency.c.created_s < now - DAY_S))
+    same = select(idempotency.c.digest, idempotency.c.job_id).where(
+        idempotency.c.owner == owner, idempotency.c.key_hash == _hashed(key)
+    )
+    used = connection.execute(same).one_or_none()
+    if used is None:
+        return None
+    if used.digest != digest:
+        raise IdempotencyConflict(
+            "this Idempotency-Key was used with another request less than 24 hours ago; send a "
+            "new key with a new request"
+        )
+    return str(used.job_id)
+
+
+def remember(
+    connection: Connection, owner: str, key: str, digest: str, made: str, now: float
+) -> None:
+    """Note the id of the job or sweep that was made for an Idempotency-Key."""
+    hashed = _hashed(key)
+    # The job that an older row named may be pruned by now.
+    mine = (idempotency.c.owner == owner, idempotency.c.key_hash == hashed)
+    connection.execute(delete(idempotency).where(*mine))
+    row = {"owner": owner, "key_hash": hashed, "digest": digest, "job_id": made}
+    connection.execute(insert(idempotency), {**row, "created_s": now})
+
+
+def _hashed(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def cancel_job(connection: Connection, job_id: str, now: float) -> None:
+    """Ask a job to stop, in this transaction; see ``Callers.cancel``."""
+    found = select(jobs.c.state).where(jobs.c.id == job_id).with_for_update()
+    state = connection.execute(found).scalar_one_or_none()
+    if state == "queued":
+        change(
+            connection,
+            job_id,
+            now=now,
+            event_kind="cancelled",
+            data={},
+            state="cancelled",
+            finished_s=now,
+        )
+    elif state == "running":
+        change(
+            connection,
+            job_id,
+            jobs.c.cancel.is_(False),
+            now=now,
+            event_kind="cancelling",
+            data={},
+            cancel=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many jobs there are: waiting ones of all, unfinished ones and a day's of one owner."""
+
+    waiting: int
+    unfinished: int
+    today: int
+
+
+def load_of(connection: Connection, owner: str, now: float) -> Load:
+    """What the limits are compared with."""
+
+    def count(*conditions: ColumnElement[bool]) -> int:
+        statement = select(func.count()).select_from(jobs).where(*conditions)
+        return int(connection.execute(statement).scalar_one())
+
+    return Load(
+        waiting=count(jobs.c.state == "queued"),
+        unfinished=count(jobs.c.state.in_(("queued", "running")), jobs.c.owner == owner),
+        today=count(jobs.c.owner == owner, jobs.c.id >= ids.earliest("job", now - DAY_S)),
+    )
+
+
 def _check_limits(
     connection: Connection,
     owner: str,
@@ -206,27 +253,22 @@ def _check_limits(
     owner_limit: int,
     daily_limit: int,
 ) -> None:
-    def count(*conditions: ColumnElement[bool]) -> int:
-        statement = select(func.count()).select_from(jobs).where(*conditions)
-        return int(connection.execute(statement).scalar_one())
-
-    if (waiting := count(jobs.c.state == "queued")) >= queued_limit:
-        raise QueueFull(f"{waiting} jobs wait already, and no more may; try again later")
-    unfinished = count(jobs.c.state.in_(("queued", "running")), jobs.c.owner == owner)
-    if unfinished >= owner_limit:
+    load = load_of(connection, owner, now)
+    if load.waiting >= queued_limit:
+        raise QueueFull(f"{load.waiting} jobs wait already, and no more may; try again later")
+    if load.unfinished >= owner_limit:
         raise QuotaReached(
-            f"you have {unfinished} unfinished jobs, and no more are allowed; wait until one ends, "
-            "or cancel one"
+            f"you have {load.unfinished} unfinished jobs, and no more are allowed; wait until one "
+            "ends, or cancel one"
         )
-    today = count(jobs.c.owner == owner, jobs.c.id >= ids.earliest("job", now - DAY_S))
-    if today >= daily_limit:
+    if load.today >= daily_limit:
         raise QuotaReached(
-            f"you sent {today} jobs within 24 hours, and no more are allowed; wait until the "
+            f"you sent {load.today} jobs within 24 hours, and no more are allowed; wait until the "
             "oldest is a day old"
         )
 
 
-def _insert(
+def insert_job(
     connection: Connection,
     owner: str,
     kind: Kind,
@@ -234,6 +276,7 @@ def _insert(
     digest: str,
     now: float,
 ) -> Job:
+    """A new job that waits."""
     job_id = ids.new("job", now)
     row = {
         "id": job_id,

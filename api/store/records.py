@@ -95,6 +95,62 @@ class StoredPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A point of a sweep that is asked for.
+
+    Attributes:
+        kind: of its job.
+        request: of its job.
+        digest: of its job.
+        asked: columns of its row that were asked for.
+    """
+
+    kind: Kind
+    request: dict[str, Any]
+    digest: str
+    asked: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPoint:
+    """A point of a sweep with what its job has come to.
+
+    Attributes:
+        asked: columns of its row that were asked for.
+        summary: of its plan, once that is there.
+    """
+
+    asked: dict[str, Any]
+    job_id: str
+    kind: Kind
+    state: State
+    plan_id: str | None
+    problem: dict[str, Any] | None
+    started_s: float | None
+    finished_s: float | None
+    summary: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """A named list of points.
+
+    Attributes:
+        id: ``sweep_`` and 37 letters and digits that cannot be guessed.
+        notes: what was noticed while reading it.
+        counts: its points by the state of their jobs; a state that none has is missing.
+    """
+
+    id: str
+    owner: str
+    name: str
+    description: str
+    notes: tuple[str, ...]
+    created_s: float
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """An API key; of its secret only a hash is kept.
 

@@ -7,16 +7,17 @@ All methods block, so call them from a thread; many threads and many processes m
     migrate     brings a database up to date, with ``migrations/``
     database    connections, transactions, clocks, and the one way in which a job changes
     callers     submit, read, cancel
+    sweeps      lists of points, each a job
     workers     claim, heartbeat, finish, reap
     keys        API keys
 """
 
 from __future__ import annotations
 
-from autoshard.api.store.callers import Callers
 from autoshard.api.store.keys import Keys
+from autoshard.api.store.sweeps import Sweeps
 from autoshard.api.store.workers import Workers
 
 
-class Store(Callers, Workers, Keys):
+class Store(Sweeps, Workers, Keys):
     """Every statement that reads or writes the database; made by ``Store.open(url)``."""

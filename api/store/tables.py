@@ -90,6 +90,28 @@ idempotency = Table(
     Index("idempotency_by_age", "created_s"),
 )
 
+sweeps = Table(
+    "sweeps",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("notes", Text, nullable=False),
+    Column("size", Integer, nullable=False),  # number of points
+    Column("created_s", Float(53), nullable=False),
+    Index("sweeps_by_owner", "owner", "id"),
+)
+
+sweep_points = Table(
+    "sweep_points",
+    metadata,
+    Column("sweep_id", Id, primary_key=True),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("job_id", Id, nullable=False),
+    Column("asked", Text, nullable=False),  # columns of its row that were asked for
+)
+
 workers = Table(
     "workers",
     metadata,

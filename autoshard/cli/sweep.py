@@ -266,7 +266,9 @@ def _duration(seconds: float) -> str:
 def _progress(output: Output) -> Iterator[_Progress]:
     if not sys.stderr.isatty():
         yield _Progress(
-            lambda counts, text: output.say(f"{counts.finished} of {counts.total}: {text}")
+            lambda counts, text: output.say(
+                f"{counts.finished} of {counts.total}" + (f": {text}" if text else " points")
+            )
         )
         return
     from rich.console import Console

@@ -95,7 +95,7 @@ def _losses(reading: Reading, nodes: int) -> list[str]:
     plan = reading.plan
     out = list(reading.notes)
     if reading.tensor > 1:
-        out += unlike(reading, NAME, "most models' tp_plan")
+        out += unlike(reading, "most models' tp_plan")
         out.append(
             "which weights are tensor-parallel: accelerate takes the model's own tp_plan; "
             "target hf writes the plan's"

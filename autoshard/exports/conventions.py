@@ -27,14 +27,18 @@ FUSED: Mapping[str, int] = {"c_attn": 3}
 """Modules whose columns are several blocks, each of which is cut: query, key and value."""
 
 
-def unlike(reading: Reading, target: str, tool: str) -> tuple[str, ...]:
-    """What is said where a plan cuts weights otherwise than ``tool`` will.
+def refuse_strangers(reading: Reading, target: str, tool: str) -> None:
+    """Refuse a plan that cuts weights of products that ``tool`` would leave whole.
 
     Raises:
-        ExportUnsupported: none of the weights that the plan cuts is one that the tool cuts.
+        ExportUnsupported: names them.
     """
-    strangers = [w.name for w in reading.cut_weights if w.module.rpartition(".")[2] not in STYLES]
-    if len(strangers) == len(reading.cut_weights):
+    strangers = [
+        w.name
+        for w in reading.cut_weights
+        if w.kind != "embedding" and w.module.rpartition(".")[2] not in STYLES
+    ]
+    if strangers:
         raise ExportUnsupported(
             target,
             [
@@ -43,6 +47,10 @@ def unlike(reading: Reading, target: str, tool: str) -> tuple[str, ...]:
             ],
             "export to dtensor or jax",
         )
+
+
+def unlike(reading: Reading, tool: str) -> tuple[str, ...]:
+    """What is said where a plan cuts weights otherwise than ``tool`` will."""
     other: dict[str, list[str]] = {}
     for weight in reading.weights:
         leaf = weight.module.rpartition(".")[2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autoshard.errors import ExportUnsupported
-from autoshard.exports.conventions import unlike
+from autoshard.exports.conventions import refuse_strangers, unlike
 from autoshard.exports.export import Source, Written
 from autoshard.exports.lacks import not_written
 from autoshard.exports.launch import nodes_of
@@ -42,7 +42,7 @@ class Megatron:
         """A shell file that sets an array of flags.
 
         Raises:
-            ExportUnsupported: a dtype that Megatron-LM has no flag for.
+            ExportUnsupported: a dtype that Megatron-LM has no flag for, or layers it does not know.
         """
         reading = source.expressible(NAME)
         plan = reading.plan
@@ -51,7 +51,8 @@ class Megatron:
             raise ExportUnsupported(NAME, [lost], "plan with --dtype bf16")
         losses = list(reading.notes)
         if reading.tensor > 1:
-            losses += unlike(reading, NAME, "Megatron-LM")
+            refuse_strangers(reading, NAME, "Megatron-LM")
+            losses += unlike(reading, "Megatron-LM")
         losses.append(
             f"the model: Megatron-LM trains its own, so give --num-layers, --hidden-size and so on "
             f"as of {plan.model.name}"

@@ -176,8 +176,12 @@ class _Reader:
             return None
         for index, operand in enumerate(node.operands):
             found = origin(self.graph, operand)
-            if found.op == "parameter" and len(found.shape) > 1:
-                return index
+            if found.op != "parameter" or len(found.shape) < 2:
+                continue
+            rule = self.program.rules[node.name]
+            result = {f for dim in rule.result for f in dim}
+            if any(f not in result for dim in rule.operands[index] for f in dim):
+                return index  # a dim of it is contracted or looked up: no mere sum
         return None
 
     def _use(self, node: Node, index: int, axis: int) -> str:

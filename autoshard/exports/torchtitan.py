@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoshard.errors import ExportUnsupported
-from autoshard.exports.conventions import unlike
+from autoshard.exports.conventions import refuse_strangers, unlike
 from autoshard.exports.export import Source, Written
 from autoshard.exports.lacks import not_written
 from autoshard.exports.launch import nodes_of
@@ -39,7 +39,7 @@ class TorchTitan:
         """The recipe.
 
         Raises:
-            ExportUnsupported: a dtype that torchtitan does not train in.
+            ExportUnsupported: a dtype or layers that torchtitan does not have.
         """
         reading = source.expressible(NAME)
         plan = reading.plan
@@ -51,7 +51,8 @@ class TorchTitan:
             )
         losses = list(reading.notes)
         if reading.tensor > 1:
-            losses += unlike(reading, NAME, NAME)
+            refuse_strangers(reading, NAME, NAME)
+            losses += unlike(reading, NAME)
         if plan.optimizer != "adamw":
             losses.append(f"optimizer {plan.optimizer}: the recipe keeps its own, AdamW")
         if plan.model.source not in RECIPES:

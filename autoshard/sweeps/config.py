@@ -57,6 +57,8 @@ SECTIONS = ("name", "description", "method", "parameters", "points", "exclude")
 MOST_POINTS = 100_000
 """A grid larger than this is taken for a mistake."""
 
+LONGEST_NAME = 200
+
 Choices = dict[str, list[Any]]
 """Parameter -> the values it takes."""
 
@@ -125,6 +127,8 @@ def _sweep(document: Mapping[str, Any], name: str, folder: Path, where: str) -> 
     name = document.get("name", name)
     if not isinstance(name, str) or not name.strip():
         raise RequestError(f"{where}: 'name' must be a text, found {name!r}")
+    if len(name) > LONGEST_NAME:
+        raise RequestError(f"{where}: 'name' has {len(name)} characters; at most {LONGEST_NAME}")
     if (method := document.get("method", "grid")) != "grid":
         raise RequestError(f"{where}: method is {method!r}; every point is run: 'grid'")
     axes = _table(document.get("parameters", {}), f"{where}: 'parameters'")

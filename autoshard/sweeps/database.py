@@ -39,6 +39,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from autoshard.errors import AutoshardError, RequestError
+from autoshard.sweeps.config import LONGEST_NAME
 
 metadata = MetaData()
 
@@ -46,7 +47,7 @@ sweeps = Table(
     "autoshard_sweeps",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("name", String(200), nullable=False, unique=True),
+    Column("name", String(LONGEST_NAME), nullable=False, unique=True),
     Column("description", Text, nullable=False),
     Column("created_s", Float(53), nullable=False),
 )

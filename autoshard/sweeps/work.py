@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autoshard.errors import RequestError
+from autoshard.sweeps.figures import figures
 from autoshard.sweeps.machine import computing
 from autoshard.sweeps.points import Point, file_digest
 from autoshard.sweeps.rows import Row
 
 if TYPE_CHECKING:
     from autoshard.analyzer import Captured
-    from autoshard.planner import Plan
     from autoshard.validation import Measured
 
 MOST_CAPTURED = 4
@@ -71,7 +71,7 @@ class Bench:
             plan = estimate(model, mesh=point.mesh, **shared)
         source = plan.model.model_copy(update={"source": point.model_source})
         plan = plan.model_copy(update={"model": source})
-        row = _predicted(point.row(), plan, captured)
+        row = replace(point.row(), status="done", **figures(plan))
         if point.measure:
             from autoshard.planner.checking import measure_plan
 
@@ -107,38 +107,6 @@ class Bench:
             )
         self._captured.move_to_end(key)
         return self._captured[key]
-
-
-def _predicted(row: Row, plan: Plan, captured: Captured) -> Row:
-    step, memory = plan.step_time, plan.memory
-    tokens = _tokens(captured)
-    return replace(
-        row,
-        status="done",
-        global_batch=plan.global_batch,
-        seq_len=row.seq_len if tokens is None else tokens // plan.global_batch,
-        dtype=plan.dtype,
-        label=plan.label,
-        mesh=str(plan.mesh),
-        step_time_s=step.total_s,
-        samples_per_s=plan.global_batch / step.total_s,
-        tokens_per_s=None if tokens is None else tokens / step.total_s,
-        memory_bytes=memory.total_bytes,
-        memory_limit_bytes=memory.limit_bytes,
-        fits=memory.fits,
-        compute_s=step.compute_s,
-        communication_s=step.communication_s,
-        exposed_communication_s=step.exposed_communication_s,
-        forward_backward_s=step.forward_s + step.backward_s,
-        comparable_memory_bytes=memory.total_bytes - memory.optimizer_bytes - memory.reserve_bytes,
-    )
-
-
-def _tokens(captured: Captured) -> int | None:
-    """Tokens of a global batch: elements of the largest input of whole numbers, sample x token."""
-    nodes = captured.graph.inputs.values()
-    found = [n for n in nodes if n.dtype in ("int64", "int32") and len(n.shape) == 2]
-    return max((n.num_bytes // n.itemsize for n in found), default=None)
 
 
 def _measured(row: Row, found: Measured) -> Row:

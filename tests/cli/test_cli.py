@@ -140,6 +140,20 @@ def test_options_reach_the_planner(
 
 # ---- what is shown ------------------------------------------------------------------------------
 
+OTHERS = [
+    ["sweep"],
+    ["results"],
+    ["visualize"],
+    ["trace"],
+    ["report"],
+    ["export"],
+    ["import"],
+    ["serve"],
+    ["keys"],
+    ["keys", "create"],
+]
+"""Commands that are tested where their work is; here only what they say of themselves."""
+
 COMMANDS: dict[str, list[str]] = {
     "plan": ["plan", "gpt2"],
     "estimate": ["estimate", "gpt2", "--mesh", "data=4,model=2"],
@@ -188,7 +202,11 @@ def test_out_writes_the_document(cli: Cli, command: str, tmp_path: Path) -> None
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
-@pytest.mark.parametrize("command", [[], *([c] for c in COMMANDS)], ids=["autoshard", *COMMANDS])
+@pytest.mark.parametrize(
+    "command",
+    [[], *([c] for c in COMMANDS), *OTHERS],
+    ids=lambda command: " ".join(command) or "autoshard",
+)
 def test_help_says_what_there_is(cli: Cli, command: list[str]) -> None:
     result = cli(*command, "--help")
     assert (result.status, result.err) == (0, "")

@@ -102,6 +102,35 @@ def test_two_uses_of_one_axis_are_lost() -> None:
     assert any("other tools give an axis one use" in text for text in read(plan, program).lost)
 
 
+class Tokens(nn.Module):
+    """A learned token before the others and learned positions on all: no weights of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(1, 1, 16))
+        self.places = nn.Parameter(torch.zeros(1, 5, 16))
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([self.first.expand(x.shape[0], -1, -1), x], 1) + self.places
+        return torch.mean(self.out(x).square())
+
+
+def test_a_parameter_that_is_added_or_joined_is_no_weight_of_a_product() -> None:
+    plan = autoshard.estimate(
+        Tokens(),
+        torch.zeros(8, 4, 16),
+        mesh={"data": 2, "model": 2},
+        cluster="h100",
+        devices=4,
+        strategy="hybrid",
+        progress=False,
+    )
+    found = reading(plan)
+    assert found.lost == ()
+    assert [w.name for w in found.weights] == ["out.weight"]
+
+
 def test_blocks_are_found_by_their_parameters() -> None:
     assert reading(planned("gpt2", "data")).units == ("transformer.h.0", "transformer.h.1")
     assert reading(planned("mlp", "data")).units == ()

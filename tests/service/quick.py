@@ -14,7 +14,9 @@ from tests.plan.samples import sample_plan
 
 NAME = "quick"
 LEASE_S = 30.0
-TRACE = {"traceEvents": [{"ph": "X", "ts": 0, "dur": 1, "pid": 0, "tid": 0, "name": "step"}]}
+TRACE = {
+    "traceEvents": [{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "device 0"}}]
+}
 
 
 def result() -> Result:

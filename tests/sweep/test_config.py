@@ -138,6 +138,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"model": "gpt2", "exclude": [{"model": "gpt2"}]}, "no point is left"),
     ({"model": "gpt2", "method": "bayes"}, "method is 'bayes'; every point is run: 'grid'"),
     ({"model": "gpt2", "parameters": {"model": "gpt2"}}, "stands at the top and in 'parameters'"),
+    ({"model": "gpt2", "name": 7}, "'name' must be a text, found 7"),
+    ({"model": "gpt2", "name": "n" * 201}, "'name' has 201 characters; at most 200"),
     ({"model": "gpt3"}, "unknown model preset 'gpt3'; nearest: gpt"),
     ({"model": "gpt2", "cluster": "h1000"}, "unknown cluster preset 'h1000'; nearest: h100"),
     ({"model": "gpt2", "dtype": "bf8"}, "unknown dtype 'bf8'"),

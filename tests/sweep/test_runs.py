@@ -144,7 +144,7 @@ def test_what_is_finished_is_not_done_again(
 def begin(document: dict[str, Any], folder: Path, storage: str, **options: Any) -> Any:
     """A sweep in a process group of its own."""
     (folder / "sweep.json").write_text(json.dumps(document))
-    call = f"autoshard.sweep('sweep.json', storage={storage!r}, lease_s={LEASE_S}, **{options!r})"
+    call = f"autoshard.sweep('sweep.json', storage={storage!r}, **{options!r})"
     code = f"import autoshard\nif __name__ == '__main__': {call}"
     return subprocess.Popen([sys.executable, "-c", code], cwd=folder, process_group=0)
 
@@ -168,7 +168,7 @@ def test_a_killed_sweep_goes_on_and_ends_with_the_same_rows(
     tmp_path: Path, undisturbed: tuple[Row, ...]
 ) -> None:
     storage = str(tmp_path / "s.db")
-    process = begin(grid(), tmp_path, storage, workers=2)
+    process = begin(grid(), tmp_path, storage, workers=2, lease_s=LEASE_S)
     try:
         wait_for(lambda: finished(storage) >= 3)
     finally:
@@ -186,7 +186,7 @@ def test_two_commands_on_one_postgresql_share_the_points(
     process = begin(grid(), tmp_path, postgres_url)
     try:
         wait_for(lambda: finished(postgres_url) >= 1)
-        result = autoshard.sweep(grid(), storage=postgres_url, lease_s=60, progress=False)
+        result = autoshard.sweep(grid(), storage=postgres_url, progress=False)
         assert process.wait(WAIT_S) == 0
     finally:
         process.kill()
