@@ -18,14 +18,21 @@ from autoshard.api import openapi, problems
 from autoshard.api.gate import Gate
 from autoshard.api.memory import FromMemory
 from autoshard.api.problems import BadRequest, Fault, Invalid, MethodNotAllowed, NotFound, Problem
-from autoshard.api.routes import health, jobs, page, plans, presets
+from autoshard.api.routes import health, jobs, page, plans, presets, sweeps
 from autoshard.api.service import Service, context_of
 from autoshard.api.settings import Settings
 from autoshard.api.store import Store
 from autoshard.api.wire import VERSION
 from autoshard.api.worker.supervisor import Supervisor
 
-ROUTERS = (plans.router, jobs.router, presets.router, health.router, page.router)
+ROUTERS = (
+    plans.router,
+    jobs.router,
+    sweeps.router,
+    presets.router,
+    health.router,
+    page.router,
+)
 
 
 def create_app(settings: Settings, store: Store | None = None) -> FastAPI:

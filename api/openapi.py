@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from autoshard.api.presets import cluster_presets, model_presets
 from autoshard.api.problems import MEDIA_TYPE, PREFIX
 from autoshard.api.settings import Limits, Settings
+from autoshard.api.sweeps.wire import SweepRequest
 from autoshard.api.wire import (
     ENDED,
     VERSION,
@@ -25,7 +26,12 @@ from autoshard.graph import SCHEMA_VERSION
 from autoshard.planner.request import ALL_AXES, SHORT_AXES
 
 REF = "#/components/schemas/{model}"
-BODIES: tuple[type[BaseModel], ...] = (PlanRequest, EstimateRequest, ClusterDocument)
+BODIES: tuple[type[BaseModel], ...] = (
+    PlanRequest,
+    EstimateRequest,
+    SweepRequest,
+    ClusterDocument,
+)
 
 EVENT = {
     "description": "one event; `data` is JSON, of 'progress' as a job's `progress`",
@@ -63,6 +69,16 @@ EXAMPLE: dict[str, Any] = {
 EXAMPLES = {
     "PlanRequest": EXAMPLE,
     "EstimateRequest": {**EXAMPLE, "search": {"mesh": {"data": 4, "model": 2}}},
+    "SweepRequest": {
+        "name": "sizes",
+        "parameters": {
+            "model": ["gpt2", "bert-base"],
+            "cluster": ["a100-80", "h100"],
+            "devices": [1, 2, 4, 8],
+            "global_batch": 32,
+        },
+        "exclude": [{"model": "bert-base", "devices": 1}],
+    },
 }
 
 
@@ -70,12 +86,13 @@ def links(kind: str, at: str) -> dict[str, Any]:
     """Where an answer leads: operations that take the id in it.
 
     Args:
-        kind: ``job`` or ``plan``.
+        kind: ``job``, ``plan`` or ``sweep``.
         at: JSON pointer of the id in the answer.
     """
     operations = {
         "job": ("readJob", "watchJob", "cancelJob"),
         "plan": ("readPlan", "readReport", "readTrace"),
+        "sweep": ("readSweep", "readSweepRows", "readSweepReport", "cancelSweep"),
     }
     parameters = {f"{kind}_id": f"$response.body#{at}"}
     return {name: {"operationId": name, "parameters": parameters} for name in operations[kind]}
@@ -89,8 +106,13 @@ def faults(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def body_of(model: type[BaseModel], *, posting: bool) -> dict[str, Any]:
-    """The description of an operation whose body is read by ``reading``."""
+def body_of(model: type[BaseModel], *, waiting: bool) -> dict[str, Any]:
+    """The description of an operation whose body is read by ``reading``.
+
+    Args:
+        model: of the body.
+        waiting: whether the caller may say how long to wait.
+    """
     schema = {"$ref": REF.format(model=model.__name__)}
     media = {"schema": schema, "example": EXAMPLES[model.__name__]}
     headers = [
@@ -117,7 +139,7 @@ def body_of(model: type[BaseModel], *, posting: bool) -> dict[str, Any]:
     out: dict[str, Any] = {
         "requestBody": {"required": True, "content": {"application/json": media}}
     }
-    return {**out, "parameters": headers} if posting else out
+    return {**out, "parameters": headers if waiting else headers[1:]}
 
 
 def describe(app: FastAPI, settings: Settings) -> dict[str, Any]:

@@ -41,7 +41,7 @@ Share = Annotated[
         },
         **faults(400, 408, 409, 413, 415, 422, 429, 503),
     },
-    openapi_extra=body_of(PlanRequest, posting=True),
+    openapi_extra=body_of(PlanRequest, waiting=True),
 )
 async def create_plan(request: Request) -> Response:
     """Answers 200 with the plan where it is known already or `Prefer: wait=N` suffices.
@@ -65,7 +65,7 @@ async def create_plan(request: Request) -> Response:
         },
         **faults(400, 408, 409, 413, 415, 422, 429, 503),
     },
-    openapi_extra=body_of(EstimateRequest, posting=True),
+    openapi_extra=body_of(EstimateRequest, waiting=True),
 )
 async def create_estimate(request: Request) -> Response:
     """Waits for the answer, up to the service's limit; estimates go before plans.

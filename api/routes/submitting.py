@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import anyio.to_thread
@@ -63,7 +64,7 @@ async def submit(
     assert owner is not None  # the gate lets nobody else post
     if service.draining:
         raise Unavailable("the service is about to stop; send the request again in a moment")
-    key = _idempotency_key(request)
+    key = idempotency_key(request)
     wait_s, applied = _preferred(request, wait_s, service.settings.limits.wait_s)
     data = await service.bodies.receive(request)
 
@@ -99,7 +100,7 @@ def _submit(
     key: str | None,
 ) -> Job:
     limits = service.settings.limits
-    try:
+    with refusals():
         job, _ = service.store.submit(
             owner,
             kind,
@@ -110,13 +111,20 @@ def _submit(
             owner_limit=limits.jobs_per_key,
             daily_limit=limits.jobs_per_day,
         )
+    return job
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What the store refuses to take, as problems."""
+    try:
+        yield
     except IdempotencyConflict as error:
         raise Invalid([Fault("", str(error), "Idempotency-Key")]) from error
     except QueueFull as error:
         raise TooMany(str(error), QUEUE_RETRY_S) from error
     except QuotaReached as error:
         raise TooMany(str(error), QUOTA_RETRY_S) from error
-    return job
 
 
 async def _wait(service: Service, job: Job, wait_s: float) -> Job:
@@ -156,7 +164,12 @@ async def send_plan_of(request: Request, service: Service, job: Job) -> Response
     return response
 
 
-def _idempotency_key(request: Request) -> str | None:
+def idempotency_key(request: Request) -> str | None:
+    """The Idempotency-Key, where one is sent.
+
+    Raises:
+        Invalid: it is not of the form of one.
+    """
     value = request.headers.get("idempotency-key")
     if value is None:
         return None
