@@ -292,7 +292,7 @@ def _number(grid: dict[str, list[Any]]) -> int:
             number *= len(values)
     devices = grid.get("devices") or [max(map(_devices, grid.get("cluster", ["local"])))]
     meshes = grid.get("mesh", [None])
-    every = sum(m == EVERY for m in meshes)
+    every = sum(1 for m in meshes if m == EVERY)
     return number * sum(len(meshes) - every + every * _divisors(d) for d in devices)
 
 
