@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoshard.cluster import Cluster, presets
+from autoshard.errors import RequestError
 from autoshard.figures.rows import Row, called, done, fits, rate, rate_text, varying
 from autoshard.render.units import bytes_text, difference_text, seconds_text
 from autoshard.report.cluster import cluster_table
@@ -210,8 +211,11 @@ def _assumed(rows: Sequence[Row]) -> list[str]:
             document = Cluster.preset(name).to_json()
         if document is None:
             out.append(note(f"{name}: see the plans of its points"))
-        else:
+            continue
+        try:
             out.append(folded(name, cluster_table(document)))
+        except RequestError as error:
+            out.append(note(f"{name}: the plans' cluster document tells none: {error}"))
     return out
 
 
