@@ -62,6 +62,7 @@ class World:
 
 
 _current: World | None = None
+_is_ours = False  # whether the default group was made here
 
 
 def enter(world: World) -> None:
@@ -109,7 +110,8 @@ def current_world(timeout_s: float = DEFAULT_TIMEOUT_S) -> World | None:
         backend_of(device.type),
         timeout=timedelta(seconds=timeout_s),
     )
-    atexit.register(_leave)
+    global _is_ours
+    _is_ours = True
     enter(
         World(
             rank=dist.get_rank(),
@@ -135,8 +137,12 @@ def _device() -> torch.device:
     return torch.device(accelerator.type, local_rank % torch.accelerator.device_count())
 
 
+@atexit.register
 def _leave() -> None:
+    """Destroy the group; registered on import, so that whoever holds it has let go of it before."""
     global _current
+    if not _is_ours:
+        return
     _current = None
     if dist.is_initialized():
         dist.destroy_process_group()

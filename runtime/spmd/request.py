@@ -7,6 +7,7 @@ import functools
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -214,7 +215,8 @@ def is_running() -> bool:
     return _is_running
 
 
-_communicators: dict[tuple[Shape, tuple[str, ...]], tuple[object, TimedCommunicator]] = {}
+# With the default group, which is not to be kept: see ``_release_groups`` of ``comm``.
+_communicators: dict[tuple[Shape, tuple[str, ...]], tuple[weakref.ref[Any], TimedCommunicator]] = {}
 
 
 def communicator(mesh: DeviceMesh, timeout_s: float) -> TimedCommunicator:
@@ -222,9 +224,9 @@ def communicator(mesh: DeviceMesh, timeout_s: float) -> TimedCommunicator:
     key = mesh.shape, mesh.axis_names
     world = dist.group.WORLD
     found = _communicators.get(key)
-    if found is None or found[0] is not world:
+    if found is None or found[0]() is not world:
         made = TimedCommunicator(mesh.shape, mesh.axis_names, timeout_s=timeout_s)
-        found = _communicators[key] = world, made
+        found = _communicators[key] = weakref.ref(world), made
     return found[1]
 
 

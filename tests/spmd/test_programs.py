@@ -40,6 +40,7 @@ def test_ranks_that_differ_are_told_so() -> None:
     done = start(PROGRAMS / "disagreement.py", ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok") == 2
+    assert done.stdout.count("left: []") == 2
 
 
 @pytest.mark.parametrize("name", ["interrupted", "pasted"])
