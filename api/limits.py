@@ -81,11 +81,25 @@ def _cluster(request: PlanRequest, limits: Limits) -> Cluster:
             _at_most("/cluster/devices", asked.devices, limits.devices, "devices")
         cluster: Cluster = _about("/cluster/devices", Cluster.preset, asked.preset, asked.devices)
         return cluster
-    old = asked.get("schema_version") == 1
-    document = validated(OldClusterDocument if old else ClusterDocument, asked, "/cluster")
-    _at_most("/cluster/devices", document.devices, limits.devices, "devices")
-    _at_most("/cluster/devices_per_node", document.devices_per_node, limits.devices, "devices")
-    found: Cluster = _about("/cluster/devices", Cluster.from_json, asked)
+    return checked_cluster(asked, limits, "/cluster")
+
+
+def checked_cluster(document: dict[str, Any], limits: Limits, at: str) -> Cluster:
+    """The cluster of a document.
+
+    Args:
+        document: as it was sent.
+        limits: of this service.
+        at: JSON pointer of the document in the request.
+
+    Raises:
+        Invalid: see :func:`check_request`.
+    """
+    old = document.get("schema_version") == 1
+    form = validated(OldClusterDocument if old else ClusterDocument, document, at)
+    _at_most(at + "/devices", form.devices, limits.devices, "devices")
+    _at_most(at + "/devices_per_node", form.devices_per_node, limits.devices, "devices")
+    found: Cluster = _about(at + "/devices", Cluster.from_json, document)
     return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any, cast
 
-from autoshard.api.limits import check_around, checked_model
+from autoshard.api.limits import check_around, checked_cluster, checked_model
 from autoshard.api.presets import cluster_preset, model_preset
 from autoshard.api.problems import Fault, Invalid, TooLarge, pointer
 from autoshard.api.reading import validated
@@ -24,7 +24,6 @@ from autoshard.api.store import Asked
 from autoshard.api.sweeps.wire import TAGS, ConfigEntry, ModelEntry, SweepRequest
 from autoshard.api.wire import (
     VERSION,
-    ClusterDocument,
     ConfigModel,
     GraphModel,
     Kind,
@@ -256,17 +255,14 @@ def _model(
 
 
 def _cluster(entry: str | dict[str, Any], at: str, limits: Limits) -> str | dict[str, Any]:
-    try:
-        if isinstance(entry, str):
+    if isinstance(entry, str):
+        try:
             cluster_preset(entry)
-            return entry
-        document = validated(ClusterDocument, entry, at)
-        if document.devices > limits.devices:
-            raise RequestError(f"{document.devices} devices; at most {limits.devices} are taken")
-        Cluster.from_json(entry)
-        return entry
-    except RequestError as error:
-        raise Invalid([Fault(at, str(error))]) from error
+        except UnknownNameError as error:
+            raise Invalid([Fault(at, str(error))]) from error
+    else:
+        checked_cluster(entry, limits, at)
+    return entry
 
 
 def _check_number(document: dict[str, Any], limits: Limits) -> None:

@@ -13,12 +13,15 @@ from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import autoshard
 from autoshard.api.settings import Limits
 from autoshard.api.store import Asked, QueueFull, QuotaReached, Store
 from autoshard.api.sweeps.asking import read_body
-from autoshard.sweeps import COLUMNS, Row
+from autoshard.cluster import Cluster
+from autoshard.sweeps import COLUMNS, Row, read_sweep
 from tests.service import postgres
 from tests.service.conftest import Keyed
 from tests.service.quick import quick_worker
@@ -232,6 +235,7 @@ def test_idempotency_key_gives_the_same_sweep_and_refuses_another(idle: Server) 
     assert idle.http.post("/v1/plans", json=plan, headers=headers).status_code == 422
 
 
+H100 = Cluster.preset("h100").to_json()
 BASE = {"cluster": "h100", "devices": 2}
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("measure", {"model": "gpt2", **BASE, "measure": True}, "/measure", "the server's"),
@@ -244,6 +248,10 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
      "/model/config", "dictionary"),
     ("a cluster's path", {"model": "gpt2", "cluster": ["h100", "../a.toml"]},
      "/cluster/1", "unknown cluster preset"),
+    ("a cluster that is none", {"model": "gpt2", "cluster": {"name": "a"}},
+     "/cluster/kind", "missing"),
+    ("a cluster too large", {"model": "gpt2", "cluster": [{**H100, "devices": 10**6}]},
+     "/cluster/0/devices", "at most"),
     ("no cluster", {"model": "gpt2"}, "/parameters", "no 'cluster'"),
     ("a point without a cluster", {"points": [{"model": "gpt2"}]}, "/points/0", "no 'cluster'"),
     ("no model", {"cluster": "h100"}, "", "names no model"),
@@ -290,6 +298,36 @@ def test_refusals_say_where_and_why(body: Any, at: str, said: str) -> None:
         read_body(body, Limits())
     assert caught.value.faults[0].pointer == at
     assert said in caught.value.faults[0].detail
+
+
+def test_a_cluster_document_is_taken_with_each_number_of_devices() -> None:
+    body = {"model": "gpt2", "cluster": {**H100, "name": "mine"}, "devices": [1, 8]}
+    found = [p.request["cluster"] for p in read_body(body, Limits()).points]
+    assert [(c["name"], c["devices"]) for c in found] == [("mine", 1), ("mine", 8)]
+
+
+@given(
+    st.fixed_dictionaries(
+        {"devices": st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=3)},
+        optional={
+            "seed": st.lists(st.integers(0, 3), min_size=1, max_size=3),
+            "dtype": st.sampled_from(["bf16", ["fp16", "fp32"], ["fp64"]]),
+            "mesh": st.just("every"),
+            "exclude": st.just([{"devices": [4, 8], "cluster": "h100"}]),
+            "points": st.just([{"devices": 1}, {"devices": 16, "cluster": "a100-80"}]),
+        },
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_points_are_those_of_the_command(body: dict[str, Any]) -> None:
+    body = {"model": ["gpt2", "bert-base"], "cluster": ["h100", "a100-40"], **body}
+    if "points" in body:
+        body["points"] = [{"cluster": "h100", "model": "gpt2", **p} for p in body["points"]]
+    expected = [p.row() for p in read_sweep(body).points]
+    found = read_body(body, Limits()).points
+    assert [Row.from_json(p.asked) for p in found] == expected
+    assert len({p.digest for p in found}) == len(found)
+    assert [p.kind for p in found] == [row.mode for row in expected]
 
 
 def test_documents_that_points_would_multiply_are_refused() -> None:
