@@ -2,10 +2,11 @@
 
 By hand: each of 2 processes takes its half of the batch, runs forward and backward, flattens all
 gradients into one buffer, averages it with one ``torch.distributed.all_reduce``, and steps; a
-second, small one averages the loss. Through @spmd the step is the plain one, called in two ways:
-with the loop inside the body, and with one call a step from the script (arguments are then sent,
-and results brought back, at each step). The three take turns, so that what else the machine does
-hits all of them; the ratio is that of the best turns, since other load only ever adds.
+second, small one averages the loss. As the plain step does, each step makes its optimizer. Through
+@spmd the step is the plain one, called in two ways: with the loop inside the body, and with one
+call a step from the script (arguments are then sent, and results brought back, at each step). The
+three take turns, so that what else the machine does hits all of them; the ratio is that of the best
+turns, since other load only ever adds.
 
     python -m benchmarks.spmd_overhead [steps a turn] [turns] [batch]
 """
@@ -53,10 +54,10 @@ def by_hand(
     """Seconds of a step on this rank."""
     half = data.chunk(world.size)[world.rank].clone()
     own = labels.chunk(world.size)[world.rank].clone()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     dist.barrier()
     start = time.perf_counter()
     for _ in range(steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loss = nn.functional.cross_entropy(model(half), own)
         loss.backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -87,9 +88,9 @@ def loop(
     model: nn.Module, data: torch.Tensor, labels: torch.Tensor, steps: int
 ) -> tuple[torch.Tensor, float]:
     """The same, ``steps`` times; also the seconds of one."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     start = time.perf_counter()
     for _ in range(steps):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         loss = nn.functional.cross_entropy(model(data), labels)
         loss.backward()
         optimizer.step()

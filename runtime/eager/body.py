@@ -26,7 +26,7 @@ from autoshard.runtime.eager.arguments import Objects, map_tensors, objects_of
 from autoshard.runtime.eager.arrays import Array
 from autoshard.runtime.eager.choose import Chooser
 from autoshard.runtime.eager.customs import Customs
-from autoshard.runtime.eager.engine import Mode, engine_of
+from autoshard.runtime.eager.engine import Mode, engine_of, forget_moved
 from autoshard.runtime.eager.handlers import grad_meta
 from autoshard.runtime.eager.known import remember
 from autoshard.runtime.eager.optimizers import Stepping
@@ -210,7 +210,8 @@ class Body:
         engine.mode = Mode(engine)
         data = self._cut_axes(in_layouts)
         cut = self._cut_axes([v for table in parameter_layouts for v in table.values()])
-        engine.begin(sorted({*data, *cut}), data)
+        self._axes = sorted({*data, *cut}), data
+        engine.begin(*self._axes)
         try:
             for index, module in enumerate(objects.modules):
                 layouts = parameter_layouts[index] if index < len(parameter_layouts) else {}
@@ -220,6 +221,10 @@ class Body:
             self._shards = [
                 self._shard_of(value, in_layouts[index] if index < len(in_layouts) else None)
                 for index, value in enumerate(objects.tensors)
+            ]
+            self._forms = [
+                (tuple(s.shape), s.stride(), s.dtype, s.device, s.requires_grad, meta_of(s))
+                for s in self._shards
             ]
         except BaseException:
             self.close()
@@ -241,6 +246,36 @@ class Body:
             meta, own = decisions.get(id(entered.given)), meta_of(entered.given)
             if meta is not None and own is not None and own.open and own.shape == meta.shape:
                 self.engine.decided(entered.given, meta)
+        self.engine.gradients.settle()
+
+    def rewind(self, is_same: Callable[[], bool]) -> bool:
+        """Be as if entered again, for another run; False where only :meth:`close` can help.
+
+        Shards have no values then: they are to be written.
+
+        Args:
+            is_same: whether the objects are, but for values, what they were before the last run;
+                asked when all is gone that the engine left on them.
+        """
+        engine = self.engine
+        for entered in self.entered:
+            if isinstance(entered.given, Tensor):
+                forget_moved(entered.given)
+        if self.objects.optimizers or not engine.gradients.rewind() or not is_same():
+            return False
+        engine.forget_leaves()
+        engine.raw = 0
+        engine.mode = Mode(engine)
+        engine.begin(*self._axes)
+        start = len(self.entered) - len(self._shards)
+        for place, (shape, stride, dtype, device, grad, meta) in enumerate(self._forms):
+            # A new one: somebody may still have the last.
+            shard = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+            shard.requires_grad_(grad)
+            set_meta(shard, meta)
+            self._shards[place] = shard
+            self.entered[start + place] = replace(self.entered[start + place], shard=shard)
+        return True
 
     def close(self) -> None:
         """Everything as it was before the call."""

@@ -624,6 +624,11 @@ def ungated(func: Any) -> Callable[..., Any] | None:
     return made
 
 
+def forget_moved(tensor: Tensor) -> None:
+    """Drop what a tensor was moved to."""
+    tensor.__dict__.pop(_CACHE, None)
+
+
 def is_partial(layout: Layout) -> bool:
     """Whether some axis holds summands."""
     return any(s is P for s in layout)

@@ -97,7 +97,22 @@ class Gradients:
         self._giving_way: list[Any] = []
         self._depth = 0
         self._parts_before: set[int] = set()
+        self._settled = 0
         self._begin()
+
+    def settle(self) -> None:
+        """Take what is decided so far as decided for every call until :meth:`reset`."""
+        self._settled = len(self._summed)
+
+    def rewind(self) -> bool:
+        """Forget a call, but for what was settled before it; False where it decided more."""
+        if len(self._summed) != self._settled:
+            return False
+        summed, expected, handles = self._summed, self._expected, self._handles
+        self.reset()
+        self._summed, self._expected, self._handles = summed, expected, handles
+        self.settle()
+        return True
 
     def close(self) -> None:
         """Take all hooks away."""

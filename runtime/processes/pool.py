@@ -18,7 +18,6 @@ import pickle
 import pickletools
 import re
 import select
-import selectors
 import signal
 import socket
 import sys
@@ -258,20 +257,22 @@ class _Gathering:
 
     def results(self) -> list[Any]:
         crew = self.crew
-        with selectors.DefaultSelector() as selector:
-            for rank in crew.ranks:
-                selector.register(rank.channel, selectors.EVENT_READ, rank)
-            selector.register(crew.launcher.channel, selectors.EVENT_READ, None)
-            while len(self.done) < len(crew.ranks):
-                for key, _ in selector.select(_TICK_S):
-                    if key.data is None:
-                        crew.launcher.pump()
-                    elif not self._hear(key.data):
-                        selector.unregister(key.fileobj)
-                for rank in crew.ranks:  # a child of a dead rank may hold its channel open
-                    if rank.exited and rank not in self.died and rank.number not in self.failed:
-                        self._lost(rank)
-                self._judge()
+        poll = select.poll()
+        by_descriptor: dict[int, Rank | None] = {r.channel.fileno(): r for r in crew.ranks}
+        by_descriptor[crew.launcher.channel.fileno()] = None
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        while len(self.done) < len(crew.ranks):
+            for descriptor, _ in poll.poll(_TICK_S * 1000):
+                rank = by_descriptor[descriptor]
+                if rank is None:
+                    crew.launcher.pump()
+                elif not self._hear(rank):
+                    poll.unregister(descriptor)
+            for rank in crew.ranks:  # a child of a dead rank may hold its channel open
+                if rank.exited and rank not in self.died and rank.number not in self.failed:
+                    self._lost(rank)
+            self._judge()
         return [self.done[rank.number] for rank in crew.ranks]
 
     def _hear(self, rank: Rank) -> bool:

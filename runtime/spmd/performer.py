@@ -36,6 +36,7 @@ from autoshard.sharding.layout import P
 
 _HELD_BYTES = 1 << 25  # from here on ranks do not hold the objects of a call till the next one
 _MOST_KEPT = 8  # functions whose memory a rank keeps
+_MOST_MISSES = 3  # from then on objects are put back after each call
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class _Held:
         tensors: by ``id`` of a tensor where its values lie in the shared memory.
         keep: the tensors, so that no number is used again.
         is_all_tensors: whether no other memory, of arrays, was sent.
+        entry: how the objects were last entered for a call to come.
+        misses: how often something else was found there afterwards.
     """
 
     request: Request
@@ -59,6 +62,15 @@ class _Held:
     tensors: dict[int, torch.Tensor]
     keep: list[torch.Tensor]
     is_all_tensors: bool
+    entry: _Entry | None = None
+    misses: int = 0
+
+    def taken(self) -> Snapshot | None:
+        """A snapshot of the objects as they are now."""
+        try:
+            return Snapshot([self.request.function, self.request.bundle, self.request.tensors])
+        except OpaqueError:
+            return None
 
     def refill(self) -> None:
         """Write the values that were sent into the objects."""
@@ -88,14 +100,27 @@ class _Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class _Entry:
+    """Objects that are entered before a call.
+
+    Attributes:
+        body: which they are entered for.
+        sent: of each shard where its values lie in the shared memory.
+        snapshot: of the objects as they are then; None where none can be taken.
+    """
+
+    body: Body
+    sent: list[torch.Tensor]
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Ready:
     """A call that is entered before it is ordered, as call ``number`` of the pool."""
 
     number: int
     kept: _Kept
-    body: Body
-    shards: list[torch.Tensor]
-    sent: list[torch.Tensor]
+    entry: _Entry
 
 
 _kept: dict[int, _Kept] = {}
@@ -113,7 +138,7 @@ def execute_order(world: World, order: Order) -> Answer | None:
     ready, _ready = _ready, None
     fits = order.rest is None and order.ambient is None
     if ready is not None and not (fits and ready.kept is kept and ready.number == world.number):
-        ready.body.close()
+        ready.entry.body.close()
         ready = None
     if kept is None:
         return None
@@ -125,8 +150,8 @@ def execute_order(world: World, order: Order) -> Answer | None:
     wholes: Mapping[int, torch.Tensor] | None = None
     if ready is not None and kept.held is not None:
         with torch.no_grad():
-            torch._foreach_copy_(ready.shards, ready.sent)
-        request, body, wholes = kept.held.request, ready.body, kept.held.tensors
+            torch._foreach_copy_([e.shard for e in ready.entry.body.entered], ready.entry.sent)
+        request, body, wholes = kept.held.request, ready.entry.body, kept.held.tensors
     else:
         request = _request(kept, order.rest)
         request = replace(request, ambient=kept.ambient)
@@ -176,20 +201,33 @@ def _unpacked(kept: _Kept, rest: Loose) -> Request:
 
 
 def _get_ready(world: World, kept: _Kept, body: Body) -> None:
-    """Put the objects of a call back, and enter them again for one like it."""
+    """Put the objects of a call back, and enter them again for one like it.
+
+    Where all that a call did to them was to write values, they can stay as they are.
+    """
     global _ready
+    held = kept.held
+    entry = None if held is None else held.entry
+    if held is not None and entry is not None and entry.body is body and entry.snapshot is not None:
+        if body.rewind(entry.snapshot.holds):
+            assert kept.ambient is not None
+            kept.ambient.enter()
+            _ready = _Ready(world.number + 1, kept, entry)
+            return
+        held.misses += 1
     decisions = body.decisions()
     body.close()
-    held = kept.held
     if held is None or not held.is_all_tensors or not held.snapshot.holds():
         return
+    held.entry = None
     body = prepare(world, replace(held.request, ambient=kept.ambient))
     sent = _sent_shards(held, body)
     if sent is None:
         body.close()
     else:
         body.decide(decisions)
-        _ready = _Ready(world.number + 1, kept, body, [e.shard for e in body.entered], sent)
+        held.entry = _Entry(body, sent, held.taken() if held.misses < _MOST_MISSES else None)
+        _ready = _Ready(world.number + 1, kept, held.entry)
 
 
 def _sent_shards(held: _Held, body: Body) -> list[torch.Tensor] | None:

@@ -174,7 +174,7 @@ class Loose:
     def copy_to(self, block: Bytes) -> None:
         """Copy the pieces to their places."""
         for memory, (start, size) in zip(self.memory, self.places, strict=True):
-            block[start : start + size] = memory
+            np.copyto(block[start : start + size], memory)
 
     def without_memory(self) -> Loose:
         """The same, to be sent."""

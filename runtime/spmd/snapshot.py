@@ -15,6 +15,7 @@ import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
+from operator import is_
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -34,6 +35,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from autoshard.runtime.eager.tags import Meta
 from autoshard.runtime.spmd.captured import global_names, is_own_module
 from autoshard.runtime.spmd.shipment import is_plain
 
@@ -42,7 +44,7 @@ _ATOMS = (
     *(range, CodeType, ModuleType, BuiltinFunctionType, GetSetDescriptorType),
     *(MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType),
     *(MemberDescriptorType, re.Pattern, enum.Enum, torch.dtype, torch.device, torch.layout),
-    *(torch.memory_format, torch.Size, np.dtype, np.ufunc),
+    *(torch.memory_format, torch.Size, np.dtype, np.ufunc, Meta),
 )
 _MISSING = object()
 _UNREAD = {
@@ -80,11 +82,10 @@ class Snapshot:
         self._seen: dict[int, object] = {}  # and what keeps it, so that no number is used again
         self._roots: list[weakref.ref[Any]] = []
         self._empty: list[Any] = []
-        self._keep: list[list[Any]] = []  # also atoms: numbers of objects are used again
-        self._tables: list[tuple[Any, list[int], list[int]]] = []
-        self._rows: list[tuple[list[Any], list[int]]] = []
+        self._tables: list[tuple[Any, list[Any], list[Any]]] = []
+        self._rows: list[tuple[list[Any], list[Any]]] = []
         self._sets: list[tuple[Any, frozenset[Any]]] = []
-        self._scopes: list[tuple[Mapping[str, Any], tuple[str, ...], list[int]]] = []
+        self._scopes: list[tuple[Mapping[str, Any], tuple[str, ...], list[Any]]] = []
         self._cells: list[tuple[Any, object]] = []
         self._functions: list[tuple[Any, tuple[object, ...]]] = []
         self._classes: list[tuple[Any, type]] = []
@@ -102,16 +103,18 @@ class Snapshot:
             if reference() is None:
                 return False
         for table, keys, values in self._tables:
-            if list(map(id, table)) != keys or list(map(id, table.values())) != values:
+            if len(table) != len(keys):
+                return False
+            if not (all(map(is_, table, keys)) and all(map(is_, table.values(), values))):
                 return False
         for row, values in self._rows:
-            if list(map(id, row)) != values:
+            if len(row) != len(values) or not all(map(is_, row, values)):
                 return False
         for tensor, state in self._tensors:
             if _state(tensor) != state:
                 return False
         for scope, names, values in self._scopes:
-            if [id(scope.get(name, _MISSING)) for name in names] != values:
+            if any(scope.get(n, _MISSING) is not v for n, v in zip(names, values, strict=True)):
                 return False
         for value, cls in self._classes:
             if value.__class__ is not cls:
@@ -130,11 +133,6 @@ class Snapshot:
 
     # ---- taking it --------------------------------------------------------------------------
 
-    def _numbers(self, values: Iterable[Any]) -> list[int]:
-        kept = list(values)
-        self._keep.append(kept)
-        return list(map(id, kept))
-
     def _walk(self, value: Any, *, is_root: bool = False) -> None:
         if isinstance(value, _ATOMS):
             return
@@ -150,7 +148,7 @@ class Snapshot:
             if cls is defaultdict:
                 self._walk(value.default_factory)
         elif cls is list:
-            self._rows.append((value, self._numbers(value)))
+            self._rows.append((value, list(value)))
             for item in value:
                 self._walk(item)
         elif cls is tuple:
@@ -189,7 +187,7 @@ class Snapshot:
         if not value:
             self._empty.append(value)
             return
-        self._tables.append((value, self._numbers(value), self._numbers(value.values())))
+        self._tables.append((value, list(value), list(value.values())))
         for key, item in value.items():
             self._walk(key)
             self._walk(item)
@@ -202,7 +200,7 @@ class Snapshot:
         self._functions.append((value, parts))
         names = tuple(global_names(value.__code__))
         scope = value.__globals__
-        self._scopes.append((scope, names, self._numbers(scope.get(n, _MISSING) for n in names)))
+        self._scopes.append((scope, names, [scope.get(n, _MISSING) for n in names]))
         for part in parts[1:]:
             self._walk(part)
         for cell in value.__closure__ or ():
@@ -219,7 +217,7 @@ class Snapshot:
         for base in value.__mro__[1:]:
             self._walk(base)
         members = vars(value)
-        self._tables.append((members, self._numbers(members), self._numbers(members.values())))
+        self._tables.append((members, list(members), list(members.values())))
         for name, item in members.items():
             if name not in _UNREAD:
                 self._walk(item)
@@ -265,7 +263,7 @@ def _state(tensor: torch.Tensor) -> tuple[Any, ...]:
         tensor.grad is None,
         tensor.grad_fn is None,
         bool(tensor._backward_hooks),
-        bool(tensor._post_accumulate_grad_hooks),
+        len(tensor._post_accumulate_grad_hooks or ()),
         tensor.untyped_storage().nbytes(),
     )
 

@@ -71,6 +71,77 @@ def test_ranks_get_ready_for_a_call_like_the_last_one() -> None:
     assert pool.run(ready) == [True, True]
 
 
+def entered(_: World) -> tuple[bool, int]:
+    from autoshard.runtime.spmd import performer
+
+    held = list(performer._kept.values())[-1].held
+    assert held is not None
+    is_ready = performer._ready is not None and performer._ready.entry is held.entry
+    return is_ready, held.misses
+
+
+def frozen_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Freezes what is not frozen when the call begins."""
+    model.get_parameter("3.bias").requires_grad_(False)
+    return step(model, x, y)
+
+
+def replacing_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Other memory, and a part of the parameters only."""
+    bias = model.get_parameter("3.bias")
+    bias.data = bias.data + 1
+    optimizer = torch.optim.SGD([bias], lr=0.1)
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    model.zero_grad()
+    return loss
+
+
+def writing_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Into its arguments."""
+    x.mul_(2)
+    y.clamp_(max=3)
+    return step(model, x, y)
+
+
+def keeping_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Keeps an argument where nobody looks, and uses it in the next call."""
+    import sys
+
+    row = sys.__dict__.setdefault("_kept_by_a_test", [])
+    before = x if not row else row.pop()
+    row.append(x)
+    return step(model, (x + before) / 2, y)
+
+
+@pytest.mark.parametrize(
+    ("body", "stays"),
+    [
+        (step, True),
+        (writing_step, True),
+        (keeping_step, True),
+        (frozen_step, False),
+        (replacing_step, False),
+    ],
+)
+def test_objects_stay_entered_where_only_values_were_written(
+    body: Callable[..., torch.Tensor], stays: bool
+) -> None:
+    model = tower()
+    reference = copy.deepcopy(model)
+    sharded = spmd(mesh=MESH, in_shardings=[ROWS, ROWS])(body)
+    for seed in range(6):
+        given, expected = batch(seed), batch(seed)
+        assert torch.allclose(sharded(model, *given), body(reference, *expected))
+        assert torch.equal(given[0], expected[0])
+        assert torch.equal(given[1], expected[1])
+        same(model, reference)
+    pool = get_pool(2, threads=max(1, torch.get_num_threads() // 2))
+    for is_ready, misses in pool.run(entered):
+        assert (is_ready and misses == 0) is stays
+
+
 @pytest.mark.parametrize("cut", [None, {"0.weight": PartitionSpec("data"), "3.weight": ROWS}])
 def test_functions_may_take_turns(cut: Any) -> None:
     model = tower()
