@@ -44,7 +44,7 @@ class Limits(BaseSettings):
     sweep_points: int = Field(1000, ge=1, description="points of one sweep")
     validate_devices: int = Field(4, ge=1, description="most processes of a validation by running")
     queued_jobs: int = Field(1000, ge=1, description="jobs that may wait, of all callers")
-    jobs_per_key: int = Field(100, ge=1, description="unfinished jobs of one key")
+    jobs_per_key: int = Field(500, ge=1, description="unfinished jobs of one key")
     requests_per_minute: int = Field(600, ge=1, description="of one key; of one address without")
     jobs_per_day: int = Field(10_000, ge=1, description="of one key")
     wait_s: float = Field(60.0, gt=0, description="longest that a request waits for its job")
