@@ -40,7 +40,7 @@ from autoshard.runtime.spmd.orders import (
     views_of,
 )
 from autoshard.runtime.spmd.performer import execute_order
-from autoshard.runtime.spmd.request import Changes, Reply, Request
+from autoshard.runtime.spmd.request import Changes, Reply, Request, Slot
 from autoshard.runtime.spmd.shipment import Loose, Shipment, loosen, unpack
 
 MOST_BYTES = 1 << 28
@@ -74,6 +74,7 @@ class Courier:
         self._pieces: list[dict[int, torch.Tensor | str]] = []
         self._plain: Plain | None = None
         self._rest_of_changes: Shipment | None = None
+        self._read: Changes | None = None  # of it, where nobody can write into what it says
 
     def call(self, request: Request, rest: Loose, pool: Pool) -> list[Reply]:
         """Run a request on the ranks of a pool.
@@ -151,14 +152,24 @@ class Courier:
             if answer.plain is not None:
                 self._plain = answer.plain
             if answer.changes is not None:
-                self._rest_of_changes = answer.changes
+                self._rest_of_changes, self._read = answer.changes, None
             changes: Changes | None = None
             if rank == 0:
                 assert self._plain is not None
-                assert self._rest_of_changes is not None
-                changes = replace(unpack(self._rest_of_changes), **self._plain._asdict())
+                changes = replace(self._changes(), **self._plain._asdict())
             replies.append(Reply(changes=changes, pieces=pieces, trace=answer.trace))
         return replies
+
+    def _changes(self) -> Changes:
+        """The rest of the changes; of its own for each call, where it has more than numbers."""
+        assert self._rest_of_changes is not None
+        found = self._read
+        if found is None:
+            found = unpack(self._rest_of_changes)
+            assert isinstance(found, Changes)
+            if isinstance(found.output, Slot | None) and not (found.optimizers or found.schedulers):
+                self._read = found
+        return found
 
 
 def loose(request: Request) -> Loose:

@@ -113,6 +113,12 @@ class _Entry:
     sent: list[torch.Tensor]
     snapshot: Snapshot | None
 
+    def fill(self) -> None:
+        """Write the values that were sent into the shards."""
+        if self.sent:
+            with torch.no_grad():
+                torch._foreach_copy_([e.shard for e in self.body.entered], self.sent)
+
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
@@ -149,8 +155,7 @@ def execute_order(world: World, order: Order) -> Answer | None:
         kept.ambient = cloudpickle.loads(order.ambient)
     wholes: Mapping[int, torch.Tensor] | None = None
     if ready is not None and kept.held is not None:
-        with torch.no_grad():
-            torch._foreach_copy_([e.shard for e in ready.entry.body.entered], ready.entry.sent)
+        ready.entry.fill()
         request, body, wholes = kept.held.request, ready.entry.body, kept.held.tensors
     else:
         request = _request(kept, order.rest)

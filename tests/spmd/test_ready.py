@@ -142,6 +142,11 @@ def test_objects_stay_entered_where_only_values_were_written(
         assert (is_ready and misses == 0) is stays
 
 
+def test_a_function_without_tensors() -> None:
+    sharded = spmd(mesh=MESH)(lambda number: number + 1)
+    assert [sharded(1) for _ in range(4)] == [2] * 4
+
+
 @pytest.mark.parametrize("cut", [None, {"0.weight": PartitionSpec("data"), "3.weight": ROWS}])
 def test_functions_may_take_turns(cut: Any) -> None:
     model = tower()
