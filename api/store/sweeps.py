@@ -87,8 +87,9 @@ class Sweeps(Callers):
                     connection, owner, now, len(fresh), queued_limit, owner_limit, daily_limit
                 )
             new = [
-                # A microsecond apart, since the queue goes by ids, which sort by time.
-                insert_job(connection, owner, p.kind, p.request, p.digest, now + place * 1e-6)
+                # Apart, since the queue goes by ids, which sort by microsecond: by two, since
+                # one may be lost when seconds since the epoch are rounded.
+                insert_job(connection, owner, p.kind, p.request, p.digest, now + place * 2e-6)
                 for place, p in enumerate(fresh.values())
             ]
             known |= {job.digest: job.id for job in new}

@@ -491,7 +491,8 @@ def test_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         time.sleep(0.2)
         if server.process.poll() is None:
             server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) in (0, 1)
+        # By the signal itself where the service was already gone but for its interpreter.
+        assert server.process.wait(20) in (0, 1, -signal.SIGTERM)
 
 
 # ---- logs -----------------------------------------------------------------------------------
