@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from autoshard.candidates import Rules
 from autoshard.cluster import Cluster
@@ -28,9 +29,11 @@ def program_of(graph: ModelGraph, plan: PlanDocument) -> Program:
             f"the graph is {graph.name} ({graph.fingerprint}); plan again, or load the graph it "
             "was made from (same sizes, batch, sequence and dtype)"
         )
-    names, sizes = plan.mesh.active
+    names, sizes = plan.mesh.stage
     rules = Rules(graph)
     cluster = Cluster.from_json(plan.cluster)
+    if plan.schedule.stages > 1:
+        cluster = cluster.with_devices(prod(sizes))
     return Program(
         graph,
         names,

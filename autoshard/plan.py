@@ -36,6 +36,13 @@ class MeshDocument(Document):
         pairs = [(n, s) for n, s in zip(self.axis_names, self.sizes, strict=True) if s > 1]
         return tuple(n for n, _ in pairs), tuple(s for _, s in pairs)
 
+    @property
+    def stage(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The active axes of one stage: all but the pipeline's."""
+        names, sizes = self.active
+        pairs = [(n, s) for n, s in zip(names, sizes, strict=True) if n != "pipeline"]
+        return tuple(n for n, _ in pairs), tuple(s for _, s in pairs)
+
     def __str__(self) -> str:
         return ", ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.sizes, strict=True))
 
@@ -56,6 +63,34 @@ class TensorDocument(Document):
     partition_spec: tuple[str | tuple[str, ...] | None, ...]
     layout: dict[str, str]
     local_bytes: int
+
+
+class Schedule(Document):
+    """How a step is carried out beside the sharding.
+
+    Attributes:
+        microbatches: that a step's samples are cut into; the graph is of one.
+        stages: of the pipeline; 1: none.
+        virtual_stages: chunks of the model on each stage.
+        order: of the pipeline's tasks, see ``autoshard.search.pipeline``.
+        recompute: what backward computes again of each repeated block: nothing, attention scores,
+            what it needs (torch's checkpoint), or everything (a reentrant one).
+        style: how operators between products are run.
+        optimizer_shards: devices that share the optimizer's work and state (ZeRO 1); 1: none.
+    """
+
+    microbatches: int = Field(1, ge=1)
+    stages: int = Field(1, ge=1)
+    virtual_stages: int = Field(1, ge=1)
+    order: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    recompute: Literal["none", "selective", "full", "reentrant"] = "none"
+    style: Literal["eager", "autocast", "fused"] = "eager"
+    optimizer_shards: int = Field(1, ge=1)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is one pass over all samples: what the bundled runtime runs."""
+        return self == Schedule(style=self.style)
 
 
 class StepTime(Document):
@@ -177,6 +212,7 @@ class PlanDocument(Document):
         description="(operator, operand) whose gathered value is gathered again in backward",
     )
     bucket_bytes: int
+    schedule: Schedule = Field(default_factory=lambda: Schedule())
     step_time: StepTime
     memory: Memory
     collectives: tuple[CollectiveGroup, ...]

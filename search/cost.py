@@ -22,9 +22,11 @@ from numpy.typing import NDArray
 from autoshard.candidates import Candidates, Rules
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph, Node
+from autoshard.kernels import Style
 from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, internal_elements
 from autoshard.search.memory import Optimizer
 from autoshard.search.paths import Floats, Halves, Ints, PairPrices
+from autoshard.search.work import PRODUCTS, Pass, joined_bytes, passes
 from autoshard.sharding.layout import (
     Layout,
     R,
@@ -80,6 +82,7 @@ class CostModel:
         rules: the graph's rules.
         optimizer: what keeps state for each parameter.
         resharder: finds the steps of edges.
+        style: how operators between products are run.
     """
 
     def __init__(
@@ -90,12 +93,15 @@ class CostModel:
         rules: Rules,
         optimizer: Optimizer,
         resharder: Resharder | None = None,
+        style: Style = "eager",
     ) -> None:
         self.graph, self.cluster, self.sizes = graph, cluster, sizes
         self.rules, self.optimizer = rules, optimizer
         self.prices = cluster.collective_seconds(sizes)
         self.resharder = resharder or Resharder(sizes, self.prices)
+        self.traffic = cluster.device.kernels.traffic(style)
         self._bytes: dict[tuple[Shape, int, Layout], int] = {}
+        self._shapes: dict[tuple[Shape, Layout], Shape] = {}
 
     def local_bytes(self, node: Node, layout: Layout) -> int:
         """Bytes of the largest shard of a node's result in ``layout``."""
@@ -122,18 +128,74 @@ class CostModel:
                 internal.op, axes, count * internal.itemsize
             )
         if node.family in VIEWS:
-            return OperatorCost(0.0, 0.0, *inner)
+            joined = joined_bytes(
+                node, self.local_shape(node, strategy.result), self._gradients(node)
+            )
+            back = self._seconds(Pass(num_bytes=joined, launches=bool(joined)), node, 1.0)
+            return OperatorCost(0.0, back, *inner)
         by_name = self.graph.by_name
-        moved = self.local_bytes(node, strategy.result)
-        for name, layout in zip(node.operands, strategy.operands, strict=True):
-            moved += self.local_bytes(by_name[name], layout)
-        seconds = self.cluster.operator_seconds
-        forward = seconds(node.flops_forward * strategy.work, moved, node.dtype)
+        operands = [by_name[name] for name in node.operands]
+        forward, backward = passes(
+            node,
+            tuple(
+                self.local_shape(o, layout)
+                for o, layout in zip(operands, strategy.operands, strict=True)
+            ),
+            tuple(o.itemsize for o in operands),
+            self.local_shape(node, strategy.result),
+            tuple(node.differentiable and o.differentiable for o in operands),
+            strategy.work,
+            bias=self._is_bias(node, operands),
+        )
+        scores = len(node.shape) > 3 and node.shape[-1] == node.shape[-2]
+        factor = 1.0 if scores else self.traffic
+        return OperatorCost(
+            self._seconds(forward, node, factor), self._seconds(backward, node, factor), *inner
+        )
+
+    def surroundings(self, node: Node) -> object:
+        """What a node's seconds depend on beside itself: equal for nodes that cost the same."""
+        operands = [self.graph.by_name[o] for o in node.operands]
+        wants = tuple(o.differentiable for o in operands)
+        return self._gradients(node), wants, self._is_bias(node, operands)
+
+    def _gradients(self, node: Node) -> int:
+        """How many uses of a value send a gradient back."""
         if not node.differentiable:
-            return OperatorCost(forward, 0.0, *inner)
-        launches = 2 if node.flops_backward > node.flops_forward > 0 else 1
-        backward = seconds(node.flops_backward * strategy.work, 2 * moved, node.dtype, launches)
-        return OperatorCost(forward, backward, *inner)
+            return 0
+        by_name = self.graph.by_name
+        return sum(by_name[u].differentiable for u, _ in self.graph.uses[node.name])
+
+    @staticmethod
+    def _is_bias(node: Node, operands: list[Node]) -> bool:
+        return (
+            node.family == "aten.add"
+            and len(operands) == 2
+            and operands[1].op == "parameter"
+            and operands[0].family in PRODUCTS
+        )
+
+    def _seconds(self, work: Pass, node: Node, traffic: float) -> float:
+        """Seconds of a pass on this cluster's device; ``traffic`` multiplies memory-bound bytes."""
+        device, cluster = self.cluster.device, self.cluster
+        rate, bandwidth = cluster.flops_per_second(node.dtype), cluster.copy_bytes_per_second
+        total = work.launches * device.launch_s
+        for p in work.products:
+            flops = device.kernels.product_flops(p.batch, p.m, p.n, p.k)
+            total += max(flops / rate, p.elements * node.itemsize / bandwidth)
+        peak, kernels = rate / device.efficiency, device.kernels
+        attended = work.attention_flops / (kernels.attention * peak)
+        attended += work.attention_backward_flops / (kernels.attention_backward * peak)
+        moved = traffic * work.num_bytes / bandwidth
+        return total + max(work.flops / rate + attended, moved)
+
+    def local_shape(self, node: Node, layout: Layout) -> Shape:
+        """Largest shard of a node's result in ``layout``."""
+        key = (node.shape, layout)
+        found = self._shapes.get(key)
+        if found is None:
+            found = self._shapes[key] = tuple(largest_shape(node.shape, layout, self.sizes))
+        return found
 
     def update_seconds(self, node: Node, layout: Layout) -> float:
         """Seconds of the optimizer's update of a parameter stored in ``layout``."""
@@ -347,6 +409,7 @@ class _Builder:
             node.flops_backward,
             node.saved,
             node.name == self.graph.loss,
+            self.model.surroundings(node),
         )
 
     def _unary(self, node: Node) -> UnaryTable:

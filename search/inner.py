@@ -15,6 +15,7 @@ from autoshard.candidates import AxisUse, Candidates, Proposals, Rules
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError
 from autoshard.graph import ModelGraph
+from autoshard.kernels import Style
 from autoshard.plan import CollectiveGroup, Memory, StepTime
 from autoshard.program import DEFAULT_BUCKET_BYTES, Program
 from autoshard.search.cost import CostModel, build_tables
@@ -105,6 +106,7 @@ def solve(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     fold: bool = True,
     prepared: Prepared | None = None,
+    style: Style = "eager",
 ) -> Solution:
     """The fastest program for ``graph`` on a mesh of ``sizes``, within the memory limit.
 
@@ -121,6 +123,7 @@ def solve(
         bucket_bytes: size at which fused gradients are sent.
         fold: whether repeated blocks are solved once.
         prepared: rules and proposals, if at hand.
+        style: how operators between products are run.
 
     The result may not fit: then it is the leanest one, and ``fits`` is False.
     """
@@ -137,6 +140,7 @@ def solve(
         bucket_bytes=bucket_bytes,
         fold=fold,
         prepared=prepared,
+        style=style,
     )
     program, priced, bound = search.run()
     return search.solution(tuple(axis_names), tuple(sizes), program, priced, bound)
@@ -183,6 +187,7 @@ def _inner(
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     fold: bool = True,
     prepared: Prepared | None = None,
+    style: Style = "eager",
 ) -> _Inner:
     if len(sizes) != len(axis_names):
         raise MeshError(
@@ -195,7 +200,7 @@ def _inner(
     if len(given) != len(sizes):
         raise MeshError(f"{len(given)} uses for {len(sizes)} axes: {given}, {tuple(axis_names)}")
     prepared = prepared or Prepared(graph)
-    model = CostModel(graph, cluster, mesh, prepared.rules, optimizer_of(optimizer))
+    model = CostModel(graph, cluster, mesh, prepared.rules, optimizer_of(optimizer), style=style)
     candidates = Candidates(
         graph,
         mesh,

@@ -13,6 +13,7 @@ operator keeps counts where the graph lists it: a graph lists each storage once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -144,39 +145,52 @@ class _Pricer:
     # ---- the two halves ---------------------------------------------------------------------
 
     def _forward(self) -> None:
-        edges = self.program.edges
         for node in self.graph.nodes:
-            if node.is_leaf:
-                continue
-            for index in range(len(node.operands)):
-                self._edge(edges[node.name, index], False, "forward")
-            cost = self._operator(node)
-            self._internal(node, "forward")
-            self._work(node.name, "forward", cost.forward_s)
+            self._node_forward(node)
         self._edge(self.program.loss_edge, False, "forward")
 
+    def _node_forward(self, node: Node, phase: Phase = "forward") -> None:
+        """``phase`` is backward where the operator is computed a second time."""
+        if node.is_leaf:
+            return
+        for index in range(len(node.operands)):
+            self._edge(self.program.edges[node.name, index], False, phase)
+        cost = self._operator(node)
+        self._internal(node, "forward")
+        self._work(node.name, phase, cost.forward_s)
+
     def _backward(self) -> None:
-        program = self.program
-        edges = program.edges
-        sent_after: dict[str, list[int]] = {}
-        for index, bucket in enumerate(program.buckets):
-            sent_after.setdefault(bucket.after, []).append(index)
-        regathered = program.regathered
-        self._edge(program.loss_edge, True, "backward")
+        sent_after = self._sent_after()
+        self._edge(self.program.loss_edge, True, "backward")
         for node in reversed(self.graph.nodes):
-            if not node.differentiable or node.is_leaf:
-                continue
-            for edge in regathered.get(node.name, ()):
+            self._node_backward(node, sent_after)
+
+    def _sent_after(self) -> dict[str, list[int]]:
+        """Buckets by the operator after whose backward they are sent."""
+        out: dict[str, list[int]] = {}
+        for index, bucket in enumerate(self.program.buckets):
+            out.setdefault(bucket.after, []).append(index)
+        return out
+
+    def _node_backward(
+        self, node: Node, sent_after: Mapping[str, Sequence[int]], *, again: bool = False
+    ) -> None:
+        """``again`` where forward was just computed a second time, so what it gathered is there."""
+        if not node.differentiable or node.is_leaf:
+            return
+        program = self.program
+        if not again:
+            for edge in program.regathered.get(node.name, ()):
                 self._edge(edge, False, "backward")
-            cost = self._operator(node)
-            self._internal(node, "backward")
-            self._work(node.name, "backward", cost.backward_s)
-            for index in sent_after.get(node.name, ()):
-                self._bucket(program.bucket_collective(index, self.origin))
-            for index in reversed(range(len(node.operands))):
-                edge = edges[node.name, index]
-                if edge.bucket is None:
-                    self._edge(edge, True, "backward")
+        cost = self._operator(node)
+        self._internal(node, "backward")
+        self._work(node.name, "backward", cost.backward_s)
+        for index in sent_after.get(node.name, ()):
+            self._bucket(program.bucket_collective(index, self.origin))
+        for index in reversed(range(len(node.operands))):
+            edge = program.edges[node.name, index]
+            if edge.bucket is None:
+                self._edge(edge, True, "backward")
 
     def _operator(self, node: Node) -> OperatorCost:
         strategy = self.program.strategies[node.name]
@@ -189,6 +203,7 @@ class _Pricer:
             node.dtype,
             node.differentiable,
             node.op,
+            self.model.surroundings(node),
         )
         found = self._operators.get(key)
         if found is None:

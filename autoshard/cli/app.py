@@ -50,6 +50,32 @@ class Strategy(StrEnum):
     hybrid = "hybrid"
 
 
+class Recompute(StrEnum):
+    """What backward may compute again."""
+
+    none = "none"
+    selective = "selective"
+    full = "full"
+    reentrant = "reentrant"
+
+
+class Order(StrEnum):
+    """The known pipeline schedules."""
+
+    gpipe = "gpipe"
+    one_forward_one_backward = "1f1b"
+    interleaved = "interleaved"
+    zero_bubble = "zero-bubble"
+
+
+class Style(StrEnum):
+    """How operators between products may be run."""
+
+    eager = "eager"
+    autocast = "autocast"
+    fused = "fused"
+
+
 class Optimizer(StrEnum):
     """The optimizers whose state is known."""
 
@@ -228,7 +254,7 @@ def estimate(
         typer.Option(
             "--mesh",
             metavar="SIZES",
-            help="Axis sizes, as data=4,model=8 (short: dp=4,tp=8).",
+            help="Axis sizes, as pipeline=2,data=4,model=8 (short: pp=2,dp=4,tp=8).",
             show_default=False,
         ),
     ],
@@ -240,6 +266,33 @@ def estimate(
     optimizer: OptimizerOption = Optimizer.adamw,
     strategy: StrategyOption = Strategy.auto,
     memory_limit: MemoryLimit = None,
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--micro-batch",
+            min=1,
+            metavar="N",
+            help="Samples that a device takes at a time; all of a step's if left out, 1 with a "
+            "pipeline.",
+        ),
+    ] = None,
+    recompute: Annotated[
+        Recompute, typer.Option("--recompute", help="What backward computes again of each block.")
+    ] = Recompute.none,
+    schedule: Annotated[
+        Order | None, typer.Option("--schedule", help="Order of a pipeline's tasks.")
+    ] = None,
+    virtual_stages: Annotated[
+        int,
+        typer.Option("--virtual-stages", min=1, metavar="N", help="Chunks of the model a stage."),
+    ] = 1,
+    kernels: Annotated[
+        Style, typer.Option("--kernels", help="How operators between products are run.")
+    ] = Style.eager,
+    shard_optimizer: Annotated[
+        bool,
+        typer.Option("--shard-optimizer", help="The data axis shares the optimizer (ZeRO 1)."),
+    ] = False,
     out: Out = None,
     as_json: Json = False,
     no_color: NoColor = False,
@@ -262,7 +315,13 @@ def estimate(
                 seq_len=seq_len,
                 dtype=dtype,
                 memory_limit_bytes=limit,
+                micro_batch=micro_batch,
+                schedule=None if schedule is None else schedule.value,
             ),
+            recompute=recompute.value,
+            virtual_stages=virtual_stages,
+            kernels=kernels.value,
+            shard_optimizer=shard_optimizer,
             optimizer=optimizer.value,
             strategy=strategy.value,
             progress=progress,

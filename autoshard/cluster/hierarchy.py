@@ -198,6 +198,7 @@ class Cluster:
                 "memory_bytes_per_second": self.device.memory_bytes_per_second,
                 "memory_efficiency": self.device.memory_efficiency,
                 "launch_s": self.device.launch_s,
+                "kernels": self.device.kernels.to_json(),
             },
             "tiers": {tier.name: tier_document(tier) for tier in self.tiers},
             "sources": dict(self.sources),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from autoshard.errors import RequestError
+from autoshard.kernels import Kernels
 
 Wires = Literal["switch", "mesh", "ring"]
 WIRES: tuple[Wires, ...] = get_args(Wires)
@@ -30,6 +31,7 @@ class Device:
         memory_bytes_per_second: peak of its memory.
         memory_efficiency: share of that which a long copy sustains.
         launch_s: least seconds of one operator, launch included.
+        kernels: what shapes do to the rates above.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Device:
     memory_bytes_per_second: float
     memory_efficiency: float
     launch_s: float
+    kernels: Kernels = field(default_factory=Kernels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from autoshard.cluster.parts import ALGORITHMS, WIRES, Algorithm, Device, Reduction, Tier, Wires
 from autoshard.errors import RequestError
+from autoshard.kernels import Kernels
 
 CLUSTER_VERSION = 2
 KIND = "autoshard.cluster"
@@ -49,6 +50,7 @@ def read(document: object) -> dict[str, Any]:
             memory_bytes_per_second=_float("memory_bytes_per_second", device),
             memory_efficiency=_float("memory_efficiency", device),
             launch_s=_float("launch_s", device, zero=True),
+            kernels=Kernels.from_json(device.get("kernels", {})),
         ),
         # Sorted, since JSON objects have no order: the one without a bound is the outermost.
         "tiers": tuple(sorted(tiers, key=lambda t: (t.devices is None, t.devices or 0))),

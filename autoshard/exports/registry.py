@@ -56,6 +56,16 @@ def export(plan: PlanDocument, target: str, program: Callable[[], Program]) -> E
         for axis, size in zip(plan.mesh.axis_names, plan.mesh.sizes, strict=True)
         if size > 1 and axis in exporter.lacks
     ]
+    if not plan.schedule.is_plain:
+        what = plan.schedule
+        raise ExportUnsupported(
+            target,
+            [
+                f"a step of {what.microbatches} microbatches on {what.stages} stages with "
+                f"recomputation {what.recompute!r}: exports say nothing of these yet"
+            ],
+            "export an estimate without --micro-batch, --recompute and pipeline",
+        )
     if lost:
         able = [n for n, e in EXPORTERS.items() if not set(e.lacks) & set(plan.mesh.active[0])]
         mend = f"targets that can: {', '.join(able)}; or plan without that axis (--mesh)"

@@ -187,6 +187,13 @@ def validate_plan(
     """See :func:`validate`: numbers in ``dtype``, costs and collectives in the plan's own."""
     started = time.monotonic()
     say = progress or (lambda text: None)
+    if not plan.schedule.is_plain:
+        raise RequestError(
+            f"the plan's step has {plan.schedule.microbatches} microbatches, "
+            f"{plan.schedule.stages} stages and recomputation {plan.schedule.recompute!r}; the "
+            "bundled runtime runs all samples at once, without stages and recomputation: validate "
+            "a plan without them"
+        )
     checked = resolve_dtype(dtype) or "float64"
     if dry:
         say(f"tracing one of {prod(plan.mesh.sizes)} devices")

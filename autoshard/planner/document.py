@@ -90,12 +90,15 @@ def label(program: Program, mesh: MeshDocument) -> str:
     parallelism, or FSDP where the weights are stored cut and gathered for use. Where neither has
     nine tenths, both are named with their shares.
     """
+    stages = dict(zip(mesh.axis_names, mesh.sizes, strict=True)).get("pipeline", 1)
+    uses = [f"pipeline over pipeline={stages}"] if stages > 1 else []
     if not program.sizes:
-        return "one device"
-    return ", ".join(
+        return uses[0] if uses else "one device"
+    uses += [
         f"{_use(program, axis)} over {name}={size}"
         for axis, (name, size) in enumerate(zip(program.axis_names, program.sizes, strict=True))
-    )
+    ]
+    return ", ".join(uses)
 
 
 def _use(program: Program, axis: int) -> str:

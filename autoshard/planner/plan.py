@@ -82,7 +82,9 @@ class Plan(PlanDocument):
         found = capture(
             source,
             example_inputs,
-            batch=self.global_batch if example_inputs is None else None,
+            batch=self.global_batch // self.schedule.microbatches
+            if example_inputs is None
+            else None,
             seq_len=self.seq_len if example_inputs is None else None,
             dtype=self.dtype,
         )

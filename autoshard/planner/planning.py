@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from autoshard.cluster import Cluster
 from autoshard.errors import InputError, RequestError, UnknownNameError
 from autoshard.graph import ModelGraph
-from autoshard.plan import Alternative, MeshDocument, ModelDocument, TensorDocument
+from autoshard.plan import Alternative, MeshDocument, ModelDocument, Schedule, TensorDocument
 from autoshard.planner.capture import capture, source_of
 from autoshard.planner.document import boundaries, idle_devices, label, tensor_document
 from autoshard.planner.plan import Plan
@@ -22,6 +22,7 @@ from autoshard.planner.request import (
     resolve_dtype,
     resolve_mesh,
 )
+from autoshard.planner.schedule import PIPELINE, Execution, schedule_of, without_pipeline
 from autoshard.search.memory import optimizer_of
 from autoshard.sharding.layout import Layout, State
 from autoshard.sharding.spec import ShardingSpec
@@ -152,32 +153,79 @@ def estimate(
     optimizer: str = "adamw",
     strategy: str = "auto",
     memory_limit_bytes: int | None = None,
+    micro_batch: int | None = None,
+    recompute: str = "none",
+    schedule: str | None = None,
+    virtual_stages: int = 1,
+    kernels: str = "eager",
+    shard_optimizer: bool = False,
     seed: int = 0,
     captured: Captured | None = None,
     progress: bool | Callable[[str], None] | None = True,
 ) -> Plan:
-    """What a model costs on one given mesh; arguments as :func:`optimize`.
+    """What a model costs on one given mesh; arguments as :func:`optimize`, and how a step is run.
 
-    The plan is returned even where it does not fit: see ``plan.memory.fits``.
+    The plan is returned even where it does not fit: see ``plan.memory.fits``. Beside those:
+
+    Args:
+        model: see :func:`optimize`.
+        example_inputs: see there; of one microbatch.
+        mesh: axis sizes; ``pipeline`` says how many stages.
+        cluster: see there.
+        devices: see there.
+        global_batch: samples of one step, all microbatches.
+        seq_len: see there.
+        dtype: see there.
+        optimizer: see there.
+        strategy: see there.
+        memory_limit_bytes: see there.
+        seed: see there.
+        progress: see there.
+        micro_batch: samples that a device takes at a time; None: all of a step at once, or 1 with
+            a pipeline.
+        recompute: ``none``, ``selective`` (attention scores), ``full`` (what backward needs of
+            each repeated block) or ``reentrant`` (all of it).
+        schedule: ``gpipe``, ``1f1b``, ``interleaved`` or ``zero-bubble``; None: interleaved with
+            virtual stages, else 1f1b.
+        virtual_stages: chunks of the model on each stage.
+        kernels: ``eager``, ``autocast`` or ``fused``: how operators between products are run.
+        shard_optimizer: whether the data axis shares the optimizer's state and work (ZeRO 1).
+        captured: the model, if at hand; of one microbatch.
+
+    Raises:
+        RequestError: the request is wrong; says where and what would be right.
     """
     say = reporter(progress)
-    request = Request.read(
-        cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, None, say
+    execution = Execution(
+        micro_batch=micro_batch,
+        virtual_stages=virtual_stages,
+        order=schedule,
+        recompute=recompute,
+        kernels=kernels,
+        shard_optimizer=shard_optimizer,
     )
-    captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
+    check_sizes(micro_batch=micro_batch, virtual_stages=virtual_stages, global_batch=global_batch)
+    whole, _ = resolve_cluster(cluster, devices)
+    sizes, stages = without_pipeline(mesh, whole.devices)
+    request = Request.read(
+        cluster, devices, optimizer, strategy, None, memory_limit_bytes, None, say
+    ).on_stage(sizes, stages)
+    assert request.mesh is not None
+    axes = dict(zip(request.mesh.axis_names, request.mesh.sizes, strict=True))
+    chosen, batch = schedule_of(execution, stages, axes["data"], global_batch)
+    captured = captured or request.capture(model, example_inputs, batch, seq_len, dtype)
     from autoshard.search import Configuration
 
-    assert request.mesh is not None
-    names, sizes = request.mesh.axis_names, request.mesh.sizes
     return price(
         request,
         captured,
-        Configuration(strategy, names, sizes).uses,  # type: ignore[arg-type]  # checked
+        Configuration(strategy, tuple(axes), tuple(axes.values())).uses,  # type: ignore[arg-type]
         {},
         memory_limit_bytes=memory_limit_bytes,
         seed=seed,
         source=source_of(model),
         seq_len=seq_len,
+        schedule=chosen,
     )
 
 
@@ -191,6 +239,7 @@ def price(
     seed: int,
     source: str | None,
     seq_len: int | None,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """The fastest plan on the request's mesh with its axes used so, whether it fits or not.
 
@@ -203,12 +252,15 @@ def price(
         seed: noted in the plan.
         source: where the model comes from.
         seq_len: tokens of a sample.
+        schedule: how a step is run; the model is then captured at one microbatch. None: at once.
     """
     from autoshard.search import solve
 
     request.say(f"pricing {len(captured.graph.nodes)} operators")
     assert request.mesh is not None
+    schedule = schedule or Schedule()
     limit = request.cluster.device.memory_bytes
+    limit = limit if memory_limit_bytes is None else memory_limit_bytes
     solution = solve(
         captured.graph,
         request.cluster,
@@ -216,9 +268,13 @@ def price(
         request.mesh.axis_names,
         uses,
         optimizer=request.optimizer,
-        memory_limit=limit if memory_limit_bytes is None else memory_limit_bytes,
+        # What several microbatches, stages or recomputation keep is priced afterwards.
+        memory_limit=limit if schedule.is_plain else None,
         pins=pins,
+        style=schedule.style,
     )
+    if not schedule.is_plain:
+        solution = scheduled(solution, request.cluster, schedule, request.optimizer, limit)
     return _plan(
         solution,
         captured,
@@ -227,7 +283,33 @@ def price(
         source=source,
         seq_len=seq_len,
         alternatives=(),
-        lower_bound_s=solution.lower_bound_s,
+        lower_bound_s=solution.lower_bound_s if schedule.is_plain else None,
+        schedule=schedule,
+    )
+
+
+def scheduled(
+    solution: Solution, cluster: Cluster, schedule: Schedule, optimizer: str, limit: int
+) -> Solution:
+    """The same strategies with the figures of a step of ``schedule``."""
+    from dataclasses import replace
+
+    from autoshard.search.cost import CostModel
+    from autoshard.search.step import price_step
+
+    program = solution.program
+    model = CostModel(
+        program.graph,
+        cluster,
+        program.sizes,
+        program.rules,
+        optimizer_of(optimizer),
+        program.resharder,
+        schedule.style,
+    )
+    step = price_step(model, program, schedule, limit)
+    return replace(
+        solution, step_time=step.step_time, memory=step.memory, collectives=step.collectives
     )
 
 
@@ -242,8 +324,9 @@ class Request:
         strategy: str,
         assumptions: tuple[str, ...],
         say: Progress,
+        whole: Cluster | None = None,
     ) -> None:
-        self.cluster, self.mesh = cluster, mesh
+        self.cluster, self.mesh, self.whole = cluster, mesh, whole or cluster
         self.optimizer, self.strategy = optimizer, strategy
         self.assumptions, self.say = assumptions, say
 
@@ -289,6 +372,20 @@ class Request:
         mesh = resolve_mesh(sizes, self.cluster.devices)
         return Request(
             self.cluster, mesh, self.optimizer, self.strategy, self.assumptions, self.say
+        )
+
+    def on_stage(self, sizes: Mapping[str, int], stages: int) -> Request:
+        """The request of one of ``stages`` stages, on the mesh of a stage.
+
+        Raises:
+            MeshError: the sizes do not multiply to the devices of a stage.
+        """
+        if stages == 1:
+            return self.on_mesh(sizes)
+        part = self.cluster.with_devices(self.cluster.devices // stages)
+        mesh = resolve_mesh(sizes or {"data": part.devices}, part.devices)
+        return Request(
+            part, mesh, self.optimizer, self.strategy, self.assumptions, self.say, self.cluster
         )
 
     def capture(
@@ -351,10 +448,15 @@ def _plan(
     source: str | None,
     seq_len: int | None,
     alternatives: Sequence[Alternative],
-    lower_bound_s: float,
+    lower_bound_s: float | None,
+    schedule: Schedule | None = None,
 ) -> Plan:
     graph, program = captured.graph, solution.program
-    mesh = MeshDocument(axis_names=solution.axis_names, sizes=solution.sizes)
+    schedule = schedule or Schedule()
+    names, sizes = solution.axis_names, solution.sizes
+    if schedule.stages > 1:
+        names, sizes = (PIPELINE, *names), (schedule.stages, *sizes)
+    mesh = MeshDocument(axis_names=names, sizes=sizes)
 
     def documents(names: Mapping[str, str]) -> dict[str, TensorDocument]:
         return {key: tensor_document(program, name) for key, name in names.items()}
@@ -380,11 +482,11 @@ def _plan(
             parameter_count=graph.parameter_count,
             source=source,
         ),
-        cluster=request.cluster.to_json(),
+        cluster=request.whole.to_json(),
         mesh=mesh,
         label=label(program, mesh),
         strategy=request.strategy,
-        global_batch=graph.batch,
+        global_batch=graph.batch * schedule.microbatches,
         seq_len=seq_len,
         dtype=_dtype(graph),
         optimizer=request.optimizer,
@@ -400,6 +502,7 @@ def _plan(
         },
         regather=tuple(sorted(solution.regather)),
         bucket_bytes=program.bucket_bytes,
+        schedule=schedule,
         step_time=solution.step_time,
         memory=solution.memory,
         collectives=solution.collectives,

@@ -9,6 +9,7 @@ whose clocks differ agree on when a claim ends.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,11 +33,11 @@ from sqlalchemy import (
     create_engine,
     event,
     inspect,
+    text,
 )
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
-from autoshard import databases
 from autoshard.errors import AutoshardError, RequestError
 from autoshard.sweeps.config import LONGEST_NAME
 
@@ -151,11 +152,15 @@ class Database:
 
     def one_at_a_time(self, connection: Connection) -> None:
         """Wait until no other transaction that called this is open."""
-        databases.one_at_a_time(connection, LOCK)
+        if not self._sqlite:  # whose writers are alone anyway
+            connection.execute(text("SELECT pg_advisory_xact_lock(:n)"), {"n": LOCK})
 
     def now_s(self, connection: Connection) -> float:
         """Seconds since the epoch on the database's clock."""
-        return databases.now_s(connection)
+        if self._sqlite:  # its users are on one machine
+            return time.time()
+        clock = text("SELECT extract(epoch FROM clock_timestamp())::float8")
+        return float(connection.execute(clock).scalar_one())
 
 
 def _url(where: str | Path) -> URL:
@@ -192,6 +197,17 @@ def _engine(url: URL, create: bool) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _opened(connection: Any, record: object) -> None:
-        databases.open_sqlite(connection, busy_s=BUSY_S, wal=create)
+        connection.isolation_level = None  # BEGIN is ours
+        deadline = time.monotonic() + BUSY_S
+        while create:
+            try:
+                # Waits for no lock by itself, and all who open a new file at once set it.
+                connection.execute("PRAGMA journal_mode = WAL").close()
+                break
+            except connection.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+        connection.execute("PRAGMA synchronous = NORMAL").close()
 
     return engine

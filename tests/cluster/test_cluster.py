@@ -97,7 +97,7 @@ def test_operators_are_bound_by_work_or_by_bytes() -> None:
     launch = cluster.device.launch_s
     assert cluster.operator_seconds(0, 0, "bfloat16") == launch
     assert cluster.operator_seconds(1e15, 0, "bfloat16") == pytest.approx(
-        1e15 / (989e12 * 0.73) + launch
+        1e15 / (989e12 * cluster.device.efficiency) + launch
     )
     assert cluster.operator_seconds(0, 1e12, "bfloat16") == pytest.approx(
         1e12 / (3350e9 * 0.85) + launch

@@ -1,0 +1,81 @@
+"""How well the kernels of a device use it: seconds of products, attention and memory traffic.
+
+A product of ``batch`` matrices M x K and K x N in a dtype with peak P takes::
+
+    max( 2 batch (M N + waste units 128^2) (K + depth) / (efficiency P),  bytes / B )
+
+The last wave of 128 x 128 tiles fills only part of the ``units`` (on average ``waste`` of a wave is
+lost), each tile fills and drains its pipeline (``depth`` elements of K), and nothing is faster than
+memory. Everything else moves bytes: an operator reads its operands and writes its result, and how
+often depends on how the program is run (``Style``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from autoshard.errors import RequestError
+
+Style = Literal["eager", "autocast", "fused"]
+STYLES: tuple[Style, ...] = ("eager", "autocast", "fused")
+"""How operators between products are run: each by a kernel of its own, the same with casts to and
+from float32 around norms and losses, or several by one kernel (compiled, or fused by hand)."""
+
+TILE = 128
+"""Rows and columns of the result that one unit makes at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Shape-dependent figures of a device's kernels.
+
+    Attributes:
+        units: compute units that a wave of tiles fills; 0: products do not come in waves.
+        waste: share of a wave that is lost at the end of a product.
+        depth: elements of K that filling and draining the pipeline costs.
+        attention: share of the peak that fused attention sustains, forward.
+        attention_backward: the same, backward.
+        eager: bytes that memory-bound operators really move, by those that are counted.
+        autocast: the same under autocast.
+        fused: the same where kernels are fused.
+    """
+
+    units: int = 0
+    waste: float = 0.0
+    depth: float = 0.0
+    attention: float = 0.5
+    attention_backward: float = 0.4
+    eager: float = 1.0
+    autocast: float = 1.0
+    fused: float = 1.0
+
+    def product_flops(self, batch: float, m: float, n: float, k: float) -> float:
+        """Operations that a product costs, those that it wastes included."""
+        return 2.0 * batch * (m * n + self.waste * self.units * TILE**2) * (k + self.depth)
+
+    def traffic(self, style: Style) -> float:
+        """Factor on the bytes of memory-bound operators."""
+        return {"eager": self.eager, "autocast": self.autocast, "fused": self.fused}[style]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain document."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Kernels:
+        """The figures that ``to_json`` wrote; those that are missing have their defaults.
+
+        Raises:
+            RequestError: an unknown field, or one that is no number from 0.
+        """
+        known = [f.name for f in fields(cls)]
+        for name, value in document.items():
+            if name not in known:
+                raise RequestError(f"device.kernels.{name} is unknown; known: {', '.join(known)}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise RequestError(
+                    f"device.kernels.{name} must be a number from 0, found {value!r}"
+                )
+        return cls(**document)

@@ -1,0 +1,1 @@
+"""Published training runs, priced as a plan is."""

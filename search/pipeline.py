@@ -1,0 +1,228 @@
+"""Pipeline schedules: what each rank does in which order, and how long a step takes.
+
+A model is cut into ``stages * virtual`` chunks of consecutive blocks; chunk ``c`` lies on rank
+``c % stages``. The orders are those of ``torch.distributed.pipelining``: GPipe (all forward, then
+all backward), 1F1B, and interleaved 1F1B (Narayanan et al. 2021, arXiv 2104.04473, "depth first").
+In the zero-bubble order (Qi et al. 2023, arXiv 2401.10241, ZB1P) the gradients of weights are a
+task of their own that fills what would be waiting.
+
+With equal chunks and free messages the waiting is in closed form; with t = forward + backward of a
+whole stage, m microbatches, p stages, v chunks a rank::
+
+    gpipe, 1f1b     (p - 1) t
+    interleaved     (p - 1) t / v              (m a multiple of p)
+    zero-bubble     (p - 1) (F + B - W)        (B without W: gradients of weights; m >= 2p - 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autoshard.errors import RequestError
+
+Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+ORDERS: tuple[Order, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+Task = Literal["F", "B", "W"]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One task of a rank: forward (F), backward (B) or gradients of weights (W) of a microbatch.
+
+    In every order but ``zero-bubble`` a B includes its W.
+    """
+
+    task: Task
+    chunk: int
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Seconds of one microbatch in one chunk of the model.
+
+    Attributes:
+        forward_s: forward.
+        backward_s: backward, gradients of weights included.
+        weight_s: the part of it that only makes gradients of weights.
+        send_s: of the result to the next chunk, and of its gradient back.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_s: float = 0.0
+    send_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An action with its place in time."""
+
+    rank: int
+    action: Action
+    start_s: float
+    seconds: float
+
+
+def check(order: Order, stages: int, virtual: int, microbatches: int) -> None:
+    """Refuse what no schedule can do.
+
+    Raises:
+        RequestError: says which numbers do not fit, and which would.
+    """
+    if order not in ORDERS:
+        raise RequestError(f"unknown schedule {order!r}; choose from {', '.join(ORDERS)}")
+    if min(stages, virtual, microbatches) < 1:
+        raise RequestError(
+            f"stages, virtual stages and microbatches must be at least 1, found {stages}, "
+            f"{virtual}, {microbatches}"
+        )
+    if virtual > 1 and order != "interleaved":
+        raise RequestError(f"{virtual} virtual stages need the interleaved schedule, not {order!r}")
+    rounds = max(1, microbatches // stages)
+    if order == "interleaved" and microbatches % rounds:
+        near = range(max(1, microbatches - stages), microbatches + stages + 1)
+        fitting = [m for m in near if m % max(1, m // stages) == 0]
+        raise RequestError(
+            f"the interleaved schedule runs {microbatches} microbatches in {rounds} rounds of "
+            f"{stages} stages, which must divide; {', '.join(map(str, fitting))} would"
+        )
+
+
+def actions(order: Order, stages: int, virtual: int, microbatches: int) -> list[list[Action]]:
+    """For each rank what it does, in order.
+
+    Raises:
+        RequestError: see :func:`check`.
+    """
+    check(order, stages, virtual, microbatches)
+    if order == "gpipe":
+        forward = range(microbatches)
+        return [
+            [Action("F", rank, m) for m in forward] + [Action("B", rank, m) for m in forward]
+            for rank in range(stages)
+        ]
+    if order == "interleaved":
+        return [_interleaved(rank, stages, virtual, microbatches) for rank in range(stages)]
+    split = order == "zero-bubble"
+    return [_one_forward_one_backward(rank, stages, microbatches, split) for rank in range(stages)]
+
+
+def _one_forward_one_backward(
+    rank: int, stages: int, microbatches: int, split: bool
+) -> list[Action]:
+    """As many forwards ahead as there are stages from here to the end, then in turns.
+
+    Where W is apart, rank r leaves r of them for the end: just what fills its wait.
+    """
+    warm = min(microbatches, stages - rank)
+    out = [Action("F", rank, m) for m in range(warm)]
+    ahead, weights = warm, 0
+    for m in range(microbatches):
+        out.append(Action("B", rank, m))
+        if split and m >= rank:
+            out.append(Action("W", rank, weights))
+            weights += 1
+        if ahead < microbatches:
+            out.append(Action("F", rank, ahead))
+            ahead += 1
+    if split:
+        out += [Action("W", rank, m) for m in range(weights, microbatches)]
+    return out
+
+
+def _interleaved(rank: int, stages: int, virtual: int, microbatches: int) -> list[Action]:
+    rounds = max(1, microbatches // stages)
+    in_round = microbatches // rounds
+    total = virtual * microbatches
+    warm = min(total, (virtual - 1) * in_round + 2 * (stages - 1 - rank))
+
+    def task(kind: Task, step: int) -> Action:
+        turn, place = divmod(step, in_round)
+        local = turn % virtual
+        if kind == "B":
+            local = virtual - 1 - local
+        return Action(kind, local * stages + rank, turn // virtual * in_round + place)
+
+    out = [task("F", step) for step in range(warm)]
+    for step in range(warm, total):
+        out += [task("F", step), task("B", step - warm)]
+    out += [task("B", step) for step in range(total - warm, total)]
+    return out
+
+
+def simulate(
+    order: Order, chunks: Sequence[Chunk], stages: int, microbatches: int
+) -> tuple[float, list[Placed]]:
+    """Seconds of a step and every action in time.
+
+    An action starts when its rank is free and what it needs has arrived. Messages do not keep a
+    rank busy; they take ``send_s`` of the chunk that they leave.
+
+    Args:
+        order: the schedule.
+        chunks: of each chunk of the model, in order; a multiple of ``stages``.
+        stages: ranks of the pipeline.
+        microbatches: of one step.
+
+    Raises:
+        RequestError: see :func:`check`.
+    """
+    virtual = len(chunks) // stages
+    todo = actions(order, stages, virtual, microbatches)
+    split = order == "zero-bubble"
+    last = len(chunks) - 1
+    done: dict[tuple[Task, int, int], float] = {}
+    free = [0.0] * stages
+    at = [0] * stages
+    placed: list[Placed] = []
+    waiting = set(range(stages))
+    while waiting:
+        moved = False
+        for rank in sorted(waiting):
+            while at[rank] < len(todo[rank]):
+                action = todo[rank][at[rank]]
+                ready = _ready(action, chunks, last, done)
+                if ready is None:
+                    break
+                seconds = _seconds(action, chunks[action.chunk], split)
+                start = max(free[rank], ready)
+                free[rank] = done[action.task, action.chunk, action.microbatch] = start + seconds
+                placed.append(Placed(rank, action, start, seconds))
+                at[rank] += 1
+                moved = True
+            if at[rank] == len(todo[rank]):
+                waiting.discard(rank)
+        if not moved and waiting:
+            raise RequestError(f"schedule {order!r} of {stages} stages waits for itself")
+    return max(free), placed
+
+
+def _ready(
+    action: Action,
+    chunks: Sequence[Chunk],
+    last: int,
+    done: dict[tuple[Task, int, int], float],
+) -> float | None:
+    """When what ``action`` needs has arrived; None where it is not yet known."""
+    task, chunk, m = action.task, action.chunk, action.microbatch
+    if task == "F":
+        if chunk == 0:
+            return 0.0
+        before = done.get(("F", chunk - 1, m))
+        return None if before is None else before + chunks[chunk - 1].send_s
+    if task == "W" or chunk == last:
+        return done.get(("B" if task == "W" else "F", chunk, m))
+    after = done.get(("B", chunk + 1, m))
+    return None if after is None else after + chunks[chunk].send_s
+
+
+def _seconds(action: Action, chunk: Chunk, split: bool) -> float:
+    if action.task == "F":
+        return chunk.forward_s
+    if action.task == "W":
+        return chunk.weight_s
+    return chunk.backward_s - chunk.weight_s if split else chunk.backward_s

@@ -1,0 +1,136 @@
+"""Schedules: closed forms, torch's own order, and laws."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.pipelining import schedules
+
+from autoshard.errors import RequestError
+from autoshard.search.pipeline import ORDERS, Action, Chunk, actions, simulate
+
+F, B, W = 1.0, 2.0, 0.9
+
+
+def _equal(count: int) -> list[Chunk]:
+    return [Chunk(F, B, W)] * count
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stages", [1, 2, 4, 7])
+@pytest.mark.parametrize("microbatches", [1, 4, 9])
+def test_bubble_is_stages_less_one(order: Any, stages: int, microbatches: int) -> None:
+    seconds, _ = simulate(order, _equal(stages), stages, microbatches)
+    assert seconds == pytest.approx((microbatches + stages - 1) * (F + B))
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_interleaving_divides_the_bubble(stages: int, virtual: int, rounds: int) -> None:
+    m = stages * rounds
+    seconds, _ = simulate("interleaved", _equal(stages * virtual), stages, m)
+    assert seconds == pytest.approx(m * virtual * (F + B) + (stages - 1) * (F + B))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_zero_bubble_fills_with_gradients_of_weights(stages: int) -> None:
+    m = 4 * stages
+    chunk = Chunk(1.0, 2.0, 1.0)  # F = B = W, as in the paper's picture
+    seconds, _ = simulate("zero-bubble", [chunk] * stages, stages, m)
+    assert seconds == pytest.approx(m * 3.0 + (stages - 1) * (1.0 + 1.0 - 1.0))
+
+
+def _torch_order(stages: int, virtual: int, m: int) -> list[list[Action]]:
+    fake = SimpleNamespace(
+        n_local_stages=virtual,
+        pp_group_size=stages,
+        _n_microbatches=m,
+        number_of_rounds=max(1, m // stages),
+        microbatches_per_round=m // max(1, m // stages),
+    )
+    of = schedules.ScheduleInterleaved1F1B._calculate_single_rank_operations
+    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B"}
+    return [
+        [
+            Action(kinds[a.computation_type.name], a.stage_index, a.microbatch_index)  # type: ignore[arg-type]
+            for a in of(fake, rank)  # type: ignore[arg-type]
+            if a is not None
+        ]
+        for rank in range(stages)
+    ]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+@pytest.mark.parametrize("microbatches", [2, 4, 6, 8, 12])
+def test_interleaved_order_is_that_of_torch(stages: int, virtual: int, microbatches: int) -> None:
+    if microbatches % max(1, microbatches // stages):
+        pytest.skip("no such schedule")
+    ours = actions("interleaved", stages, virtual, microbatches)
+    assert ours == _torch_order(stages, virtual, microbatches)
+
+
+ORDERS_AND_VIRTUAL = st.sampled_from(ORDERS).flatmap(
+    lambda o: st.tuples(st.just(o), st.integers(1, 3) if o == "interleaved" else st.just(1))
+)
+
+
+@given(
+    ORDERS_AND_VIRTUAL,
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(st.floats(0.1, 3), st.floats(0.1, 3), st.floats(0, 1), st.floats(0, 0.5)),
+        min_size=15,
+        max_size=15,
+    ),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_task_runs_once_in_order_and_no_rank_does_two_things(
+    kind: Any, stages: int, rounds: int, seconds: list[tuple[float, float, float, float]]
+) -> None:
+    order, virtual = kind
+    m = stages * rounds
+    chunks = [Chunk(f, b + w * b, w * b, s) for f, b, w, s in seconds[: stages * virtual]]
+    total, placed = simulate(order, chunks, stages, m)
+    assert len({p.action for p in placed}) == len(placed)
+    assert {(p.action.chunk, p.action.microbatch) for p in placed if p.action.task == "F"} == {
+        (c, i) for c in range(len(chunks)) for i in range(m)
+    }
+    for rank in range(stages):
+        own = [p for p in placed if p.rank == rank]
+        for a, b in zip(own, own[1:], strict=False):
+            assert b.start_s >= a.start_s + a.seconds - 1e-9
+    ends = {p.action: p.start_s + p.seconds for p in placed}
+    for p in placed:
+        if p.action.task == "F" and p.action.chunk:
+            before = Action("F", p.action.chunk - 1, p.action.microbatch)
+            assert p.start_s >= ends[before] - 1e-9
+    busiest = max(
+        m * sum(c.forward_s + c.backward_s for c in chunks[rank::stages]) for rank in range(stages)
+    )
+    assert total >= busiest - 1e-9
+
+
+@given(st.integers(2, 5), st.integers(1, 3), st.integers(0, 14), st.floats(0.01, 1))
+@settings(max_examples=60, deadline=None)
+def test_slower_chunks_never_make_a_step_faster(
+    stages: int, rounds: int, which: int, more: float
+) -> None:
+    chunks = _equal(stages)
+    before, _ = simulate("1f1b", chunks, stages, stages * rounds)
+    slow = [*chunks]
+    slow[which % stages] = Chunk(F + more, B + more, W)
+    assert simulate("1f1b", slow, stages, stages * rounds)[0] >= before
+
+
+def test_what_does_not_divide_is_refused_with_what_would() -> None:
+    with pytest.raises(RequestError, match="8, 10, 12"):
+        actions("interleaved", 4, 2, 9 + 2)
+    with pytest.raises(RequestError, match="interleaved"):
+        actions("1f1b", 4, 2, 8)

@@ -1,0 +1,184 @@
+"""Steps of several microbatches: against plain prices, closed forms, and laws."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.cluster import Cluster
+from autoshard.errors import RequestError
+from autoshard.plan import Schedule
+from autoshard.search import Solution, solve
+from autoshard.search.cost import CostModel
+from autoshard.search.inner import Prepared
+from autoshard.search.memory import optimizer_of
+from autoshard.search.price import price
+from autoshard.search.step import Segment, chunk_bounds, price_step, recomputed, segments
+from tests.search.model_graphs import llama
+
+GRAPH = llama(8)
+CLUSTER = Cluster.preset("h100", 8)
+MESHES = {
+    "data": ((8,), ("data",), ("data",)),
+    "fsdp": ((8,), ("data",), ("fsdp",)),
+    "hybrid": ((2, 4), ("data", "model"), ("data", "tensor")),
+}
+
+
+@pytest.fixture(scope="module", params=MESHES)
+def solved(request: pytest.FixtureRequest) -> tuple[CostModel, Solution]:
+    sizes, names, uses = MESHES[request.param]
+    solution = solve(GRAPH, CLUSTER, sizes, names, uses)  # type: ignore[arg-type]
+    rules = Prepared(GRAPH).rules
+    return CostModel(
+        GRAPH, CLUSTER, solution.program.sizes, rules, optimizer_of("adamw")
+    ), solution
+
+
+Solved = tuple[CostModel, Solution]
+
+
+def test_one_microbatch_costs_what_the_search_says(solved: Solved) -> None:
+    model, solution = solved
+    plain = price(model, solution.program)
+    step = price_step(model, solution.program, Schedule())
+    assert step.step_time.total_s == pytest.approx(plain.step_time.total_s)
+    assert step.step_time.compute_s == pytest.approx(plain.step_time.compute_s)
+    assert step.memory.model_copy(update={"activations_bytes": 0}) == plain.memory.model_copy(
+        update={"activations_bytes": 0}
+    )
+    assert {(g.op, g.axes, g.phase) for g in step.collectives} == {
+        (g.op, g.axes, g.phase) for g in plain.collectives
+    }
+    assert sum(g.total_bytes for g in step.collectives) == sum(
+        g.total_bytes for g in plain.collectives
+    )
+
+
+def test_gradients_of_replicated_weights_travel_once_a_step(solved: Solved) -> None:
+    model, solution = solved
+    fused = sum(
+        solution.program.bucket_collective(i, (0,) * len(solution.program.sizes)).num_bytes
+        for i in range(len(solution.program.buckets))
+    )
+    one = price_step(model, solution.program, Schedule())
+    four = price_step(model, solution.program, Schedule(microbatches=4))
+    bytes_of = lambda s: sum(g.total_bytes for g in s.collectives)  # noqa: E731
+    assert bytes_of(four) == 4 * (bytes_of(one) - fused) + fused
+
+
+def test_more_microbatches_take_longer_but_never_as_long_as_steps_of_their_own(
+    solved: Solved,
+) -> None:
+    model, solution = solved
+    seconds = [
+        price_step(model, solution.program, Schedule(microbatches=m)).step_time.total_s
+        for m in (2, 3, 4)
+    ]
+    assert seconds == sorted(seconds)
+    assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0])
+
+
+def test_recomputation_trades_time_for_memory(solved: Solved) -> None:
+    model, solution = solved
+    kinds = ("none", "full", "reentrant")
+    steps = [
+        price_step(model, solution.program, Schedule(recompute=k, microbatches=2)) for k in kinds
+    ]
+    time = [s.step_time.total_s for s in steps]
+    assert time == sorted(time)
+    assert time[0] < time[1] < time[2]
+    assert steps[1].memory.activations_bytes < steps[0].memory.activations_bytes
+    assert steps[1].memory.total_bytes < steps[0].memory.total_bytes
+
+
+def test_full_recomputation_stops_where_nothing_more_is_needed() -> None:
+    block = next(s for s in segments(GRAPH) if s.is_block)
+    nodes = GRAPH.nodes[block.start : block.end]
+    needed = recomputed(nodes, Schedule(recompute="full"))
+    every = recomputed(nodes, Schedule(recompute="reentrant"))
+    assert needed < every
+    products = [n.name for n in nodes if n.family == "aten.linear"]
+    # What the last product of a block makes goes on to the next block; backward of this one does
+    # not read it.
+    assert products[-1] not in needed
+    assert set(products[:-1]) <= needed
+
+
+def test_segments_cover_the_graph_once() -> None:
+    parts = segments(GRAPH)
+    assert parts[0].start == 0
+    assert parts[-1].end == len(GRAPH.nodes)
+    assert all(a.end == b.start for a, b in zip(parts, parts[1:], strict=False))
+    assert sum(p.is_block for p in parts) == 8
+
+
+@given(
+    st.lists(st.floats(0.1, 5), min_size=3, max_size=12),
+    st.integers(1, 6),
+)
+@settings(max_examples=100, deadline=None)
+def test_chunks_are_as_even_as_can_be(seconds: list[float], chunks: int) -> None:
+    parts = [Segment(i, i + 1, 0 < i < len(seconds) - 1) for i in range(len(seconds))]
+    blocks = sum(p.is_block for p in parts)
+    if chunks > blocks:
+        with pytest.raises(RequestError, match="cannot fill"):
+            chunk_bounds(parts, seconds, chunks)
+        return
+    bounds = chunk_bounds(parts, seconds, chunks)
+    assert bounds == sorted(set(bounds))
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, len(parts), chunks + 1)
+    if blocks % chunks and (blocks + 2) % chunks:
+        worst = max(sum(seconds[a:b]) for a, b in zip(bounds, bounds[1:], strict=False))
+        assert worst == pytest.approx(_best(tuple(seconds), chunks))
+
+
+def _best(seconds: tuple[float, ...], chunks: int) -> float:
+    if chunks == 1:
+        return sum(seconds)
+    return min(
+        max(sum(seconds[:i]), _best(seconds[i:], chunks - 1))
+        for i in range(1, len(seconds) - chunks + 2)
+    )
+
+
+def test_stages_share_memory_and_wait_for_each_other() -> None:
+    sizes, names, uses = (2,), ("model",), ("tensor",)
+    cluster = CLUSTER.with_devices(8)
+    part = Cluster.preset("h100", 8).with_devices(8)
+    solution = solve(GRAPH, _two(part), sizes, names, uses)  # type: ignore[arg-type]
+    model = CostModel(
+        GRAPH, _two(cluster), solution.program.sizes, Prepared(GRAPH).rules, optimizer_of("adamw")
+    )
+    one = price_step(model, solution.program, Schedule(microbatches=8))
+    four = price_step(model, solution.program, Schedule(microbatches=8, stages=4))
+    two = price_step(
+        model,
+        solution.program,
+        Schedule(microbatches=8, stages=4, virtual_stages=2, order="interleaved"),
+    )
+    assert four.memory.parameters_bytes < one.memory.parameters_bytes
+    assert one.step_time.total_s / 4 < two.step_time.total_s
+    assert two.step_time.total_s < one.step_time.total_s
+    waiting = four.step_time.total_s - (
+        four.step_time.compute_s
+        + four.step_time.optimizer_s
+        + four.step_time.exposed_communication_s
+    )
+    assert waiting > 0
+    assert any(g.op == "send" for g in four.collectives)
+
+
+def _two(cluster: Cluster) -> Cluster:
+    from dataclasses import replace
+
+    return replace(cluster, devices=2)
+
+
+def test_sharing_the_optimizer_divides_its_state(solved: Solved) -> None:
+    model, solution = solved
+    one = price_step(model, solution.program, Schedule(microbatches=2))
+    shared = price_step(model, solution.program, Schedule(microbatches=2, optimizer_shards=8))
+    assert shared.memory.optimizer_bytes == one.memory.optimizer_bytes // 8
+    assert shared.step_time.optimizer_s < one.step_time.optimizer_s
