@@ -93,9 +93,9 @@ def schedule_of(
         microbatches=microbatches,
         stages=stages,
         virtual_stages=execution.virtual_stages,
-        order=order,  # type: ignore[arg-type]  # checked
-        recompute=execution.recompute,  # type: ignore[arg-type]
-        style=execution.kernels,  # type: ignore[arg-type]
+        order=order,
+        recompute=execution.recompute,
+        style=execution.kernels,
         optimizer_shards=data if execution.shard_optimizer else 1,
     )
     if schedule.stages > 1 or schedule.virtual_stages > 1:

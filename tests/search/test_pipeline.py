@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_every_task_runs_once_in_order_and_no_rank_does_two_things(
     }
     for rank in range(stages):
         own = [p for p in placed if p.rank == rank]
-        for a, b in zip(own, own[1:], strict=False):
+        for a, b in pairwise(own):
             assert b.start_s >= a.start_s + a.seconds - 1e-9
     ends = {p.action: p.start_s + p.seconds for p in placed}
     for p in placed:

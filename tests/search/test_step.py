@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,9 +33,7 @@ def solved(request: pytest.FixtureRequest) -> tuple[CostModel, Solution]:
     sizes, names, uses = MESHES[request.param]
     solution = solve(GRAPH, CLUSTER, sizes, names, uses)  # type: ignore[arg-type]
     rules = Prepared(GRAPH).rules
-    return CostModel(
-        GRAPH, CLUSTER, solution.program.sizes, rules, optimizer_of("adamw")
-    ), solution
+    return CostModel(GRAPH, CLUSTER, solution.program.sizes, rules, optimizer_of("adamw")), solution
 
 
 Solved = tuple[CostModel, Solution]
@@ -110,7 +110,7 @@ def test_segments_cover_the_graph_once() -> None:
     parts = segments(GRAPH)
     assert parts[0].start == 0
     assert parts[-1].end == len(GRAPH.nodes)
-    assert all(a.end == b.start for a, b in zip(parts, parts[1:], strict=False))
+    assert all(a.end == b.start for a, b in pairwise(parts))
     assert sum(p.is_block for p in parts) == 8
 
 
@@ -130,7 +130,7 @@ def test_chunks_are_as_even_as_can_be(seconds: list[float], chunks: int) -> None
     assert bounds == sorted(set(bounds))
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(parts), chunks + 1)
     if blocks % chunks and (blocks + 2) % chunks:
-        worst = max(sum(seconds[a:b]) for a, b in zip(bounds, bounds[1:], strict=False))
+        worst = max(sum(seconds[a:b]) for a, b in pairwise(bounds))
         assert worst == pytest.approx(_best(tuple(seconds), chunks))
 
 
