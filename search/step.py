@@ -18,7 +18,7 @@ from autoshard.graph import ModelGraph, Node
 from autoshard.plan import CollectiveGroup, Memory, Schedule, StepTime
 from autoshard.program import Program
 from autoshard.search.cost import CostModel
-from autoshard.search.pipeline import Chunk, simulate
+from autoshard.search.pipeline import Action, Chunk, Placed, simulate
 from autoshard.search.price import _MemoryWalk, _Pricer
 
 MASTER_BYTES = 4
@@ -135,11 +135,24 @@ class Step:
         memory: of the fullest stage.
         collectives: as one device of an average stage issues them, grouped; what goes from stage
             to stage is ``send``.
+        timeline: every task of every stage; what follows the last are exposed gradients and the
+            optimizer.
+        chunks: what a task of each chunk of the model costs.
+        bounds: of each chunk the number of its first segment, and their number at the end.
+        late_s: exposed seconds of the gradients that travel once a step.
+        updates_s: of the optimizer, of each stage.
+        sent_bytes: of one message from stage to stage.
     """
 
     step_time: StepTime
     memory: Memory
     collectives: tuple[CollectiveGroup, ...]
+    timeline: tuple[Placed, ...]
+    chunks: tuple[Chunk, ...]
+    bounds: tuple[int, ...]
+    late_s: float
+    updates_s: tuple[float, ...]
+    sent_bytes: int
 
 
 def price_step(
@@ -177,9 +190,10 @@ def price_step(
         for run in runs
     ]
     if p == 1:
+        timeline = _in_turn(chunks, m)
         done = m * sum(c.forward_s + c.backward_s for c in chunks)
     else:
-        done, _ = simulate(schedule.order, chunks, p, m)
+        done, timeline = simulate(schedule.order, chunks, p, m)
     by_stage = [sum(updates[i] for run in runs[rank::p] for i in run) for rank in range(p)]
     slowest, whole = max(by_stage), sum(updates)
     late = exposed * (slowest / whole if whole else 1.0)
@@ -215,7 +229,27 @@ def price_step(
         ),
         memory=_memory(model, program, schedule, steady, runs, memory_limit),
         collectives=tuple(groups),
+        timeline=tuple(timeline),
+        chunks=tuple(chunks),
+        bounds=tuple(bounds),
+        late_s=late,
+        updates_s=tuple(by_stage),
+        sent_bytes=sent_bytes,
     )
+
+
+def _in_turn(chunks: list[Chunk], microbatches: int) -> list[Placed]:
+    """One stage: the microbatches one after another, each forward and backward."""
+    out: list[Placed] = []
+    now = 0.0
+    for m in range(microbatches):
+        for task, seconds in (
+            ("F", sum(c.forward_s for c in chunks)),
+            ("B", sum(c.backward_s for c in chunks)),
+        ):
+            out.append(Placed(0, Action(task, 0, m), now, seconds))  # type: ignore[arg-type]
+            now += seconds
+    return out
 
 
 def _grouped(walk: _Walk) -> list[CollectiveGroup]:

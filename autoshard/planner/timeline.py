@@ -26,6 +26,7 @@ from autoshard.cluster import Cluster
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Memory, PlanDocument
+from autoshard.planner.stage_timeline import stages_trace
 from autoshard.program import Program
 from autoshard.search.cost import CostModel
 from autoshard.search.memory import optimizer_of
@@ -77,6 +78,8 @@ def predicted_trace(
         RequestError: the plan was made for another graph.
     """
     program = program_of(graph, plan)
+    if not plan.schedule.is_plain:
+        return stages_trace(program, plan, most_events)
     priced = simulated(program, plan)
     bars = [*_compute(program, priced), *_messages(program, priced)]
     bars, merged = _fewer(bars, most_events)
@@ -125,6 +128,7 @@ def simulated(program: Program, plan: PlanDocument) -> Priced:
         program.rules,
         optimizer_of(plan.optimizer),
         program.resharder,
+        plan.schedule.style,
     )
     return price(model, program, memory_limit=plan.memory.limit_bytes, timeline=True)
 

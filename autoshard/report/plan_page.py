@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from autoshard.errors import RequestError
-from autoshard.figures import alternatives, mesh, plan_bars, timeline
+from autoshard.figures import alternatives, mesh, plan_bars, stages, timeline
 from autoshard.plan import PlanDocument, TensorDocument
 from autoshard.render.plan import cluster_text, measured_section, tensors_section
 from autoshard.render.units import bytes_text, count_text, percent_text, seconds_text
@@ -122,7 +122,17 @@ def plan_figures(
                 draw=lambda width: plan_bars.communication(document.collectives, width=width),
             )
         )
-    if trace is not None:
+    if trace is not None and not document.schedule.is_plain:
+        out.append(
+            Figure(
+                name="timeline",
+                title="The predicted timeline",
+                caption="Microbatches, by number, as the stages take them. The command autoshard "
+                "trace writes all of it for Perfetto.",
+                draw=lambda width: stages.stages(trace, width=width),
+            )
+        )
+    elif trace is not None:
         out.append(
             Figure(
                 name="timeline",

@@ -33,6 +33,8 @@ FIGURES: list[tuple[str, Figure]] = [
         ("plan", plan_figures(values.plan(), values.trace())),
         ("large", plan_figures(values.large_plan(), values.trace(60))),
         ("hostile", plan_figures(values.hostile_plan(), values.trace(1))),
+        ("stages", plan_figures(values.staged_plan(), values.staged_trace())),
+        ("many stages", plan_figures(values.staged_plan(64), values.staged_trace(64, 100))),
         ("sweep", sweep_figures(values.rows())),
         ("hostile rows", sweep_figures(values.rows((values.HOSTILE,)))),
     )

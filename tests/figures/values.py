@@ -7,7 +7,8 @@ from typing import Any
 
 from autoshard import chrome
 from autoshard.cluster import Cluster
-from autoshard.plan import Alternative, MeshDocument, PlanDocument, TensorDocument
+from autoshard.plan import Alternative, MeshDocument, PlanDocument, Schedule, TensorDocument
+from autoshard.search.pipeline import Chunk, simulate
 from tests.plan.samples import sample_plan
 
 HOSTILE = "</svg><script>alert(1)</script>\"'&\x07\u202e{0}${x} " + "long" * 40
@@ -72,6 +73,43 @@ def large_plan(layers: int = 126, devices: int = 16384) -> PlanDocument:
             ),
         }
     )
+
+
+def staged_plan(stages: int = 4, microbatches: int = 8) -> PlanDocument:
+    return plan(schedule=Schedule(stages=stages, microbatches=microbatches))
+
+
+def staged_trace(stages: int = 4, microbatches: int = 8) -> dict[str, Any]:
+    """A step of a pipeline whose last stage is slower, and the optimizer's update of each."""
+    chunks = [Chunk(1e-3, 2e-3, send_s=1e-4)] * (stages - 1) + [Chunk(2e-3, 4e-3)]
+    end_s, placed = simulate("1f1b", chunks, stages, microbatches)
+    tasks = [
+        (
+            p.rank,
+            p.start_s,
+            p.seconds,
+            {
+                "phase": "forward" if p.action.task == "F" else "backward",
+                "microbatch": p.action.microbatch,
+                "chunk": HOSTILE,
+            },
+        )
+        for p in placed
+    ]
+    tasks += [(stage, end_s, 1e-3, {"phase": "optimizer"}) for stage in range(stages)]
+    events = [
+        chrome.bar(
+            HOSTILE,
+            "compute",
+            rank=rank,
+            track=chrome.COMPUTE_TRACK,
+            start_s=start,
+            end_s=start + seconds,
+            args={"step": 0, **args},
+        )
+        for rank, start, seconds, args in tasks
+    ]
+    return chrome.document(events, world_size=2 * stages, backend="nccl", about={})
 
 
 def trace(layers: int = 12, operators: int = 20) -> dict[str, Any]:

@@ -90,3 +90,54 @@ def test_a_plan_of_another_model_is_refused(plan: Plan) -> None:
     )
     with pytest.raises(RequestError, match="plan again"):
         predicted_trace(plan.captured().graph, other)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        {"mesh": "pipeline=4,data=2", "virtual_stages": 3},
+        {"mesh": "pipeline=2,data=2,model=2", "schedule": "zero-bubble"},
+        {"mesh": "data=8", "recompute": "full"},
+    ],
+    ids=["interleaved", "zero-bubble", "accumulation"],
+)
+def scheduled(request: pytest.FixtureRequest) -> Plan:
+    return estimate(
+        "gpt2",
+        cluster="h100",
+        devices=8,
+        global_batch=32,
+        micro_batch=1,
+        seq_len=64,
+        progress=None,
+        **request.param,
+    )
+
+
+@pytest.mark.parametrize("most", [6000, 60])
+def test_each_stage_is_a_process_whose_tasks_end_with_the_step(scheduled: Plan, most: int) -> None:
+    schedule = scheduled.schedule
+    document = predicted_trace(scheduled.captured().graph, scheduled, most_events=most)
+    tasks = bars(document, "compute")
+    assert len({e["pid"] for e in tasks}) == schedule.stages
+    last = max(e["ts"] + e["dur"] for e in tasks)
+    assert last * 1e-6 == pytest.approx(scheduled.predicted_step_s, rel=1e-6)
+    for stage in {e["pid"] for e in tasks}:
+        mine = sorted((e for e in tasks if e["pid"] == stage), key=lambda e: e["ts"])
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.002 for a, b in pairwise(mine))
+        forward = sum(
+            e["args"].get("tasks", 1)
+            for e in mine
+            if e["args"]["phase"] == "forward" and "microbatch" in e["args"]
+        )
+        if most == 6000:
+            assert forward == schedule.microbatches * schedule.virtual_stages
+    if most == 6000:
+        crossings = schedule.stages * schedule.virtual_stages - 1
+        sent = bars(document, "comm")
+        assert len(sent) == 2 * schedule.microbatches * crossings
+        # The plan has the messages of an average stage.
+        planned = sum(g.total_bytes for g in scheduled.collectives if g.op == "send")
+        assert sum(e["args"]["bytes"] for e in sent) == pytest.approx(
+            planned * schedule.stages, rel=1e-3
+        )
