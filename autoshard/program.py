@@ -17,6 +17,7 @@ from autoshard.candidates import Rules
 from autoshard.graph import ModelGraph, Node
 from autoshard.sharding.collective import Collective, Phase
 from autoshard.sharding.layout import (
+    Cut,
     Layout,
     R,
     Shape,
@@ -41,6 +42,10 @@ ALIASES = frozenset(
 
 DEFAULT_BUCKET_BYTES = 25 * 2**20
 """Size at which fused gradients are sent: torch's DistributedDataParallel uses 25 MiB."""
+
+
+DATA_AXES = ("replica", "data")
+"""Axes whose devices may share the optimizer of a replicated parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +139,16 @@ class Program:
         self.edges: dict[tuple[str, int], Edge] = {
             key: _in_bucket(edge, in_bucket.get(edge.producer)) for key, edge in plain.items()
         }
+
+    def optimizer_shards(self, layout: Layout, shards: int) -> int:
+        """Of ``shards`` devices that share an optimizer, how many share a parameter's work.
+
+        Those along whose axes the parameter is cut have their own parts of it already.
+        """
+        for name, size, state in zip(self.axis_names, self.sizes, layout, strict=True):
+            if name in DATA_AXES and isinstance(state, Cut):
+                shards //= size
+        return max(1, shards)
 
     def _edge(self, node: Node, index: int) -> Edge:
         producer = self.graph.by_name[node.operands[index]]

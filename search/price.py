@@ -185,12 +185,16 @@ class _Pricer:
         cost = self._operator(node)
         self._internal(node, "backward")
         self._work(node.name, "backward", cost.backward_s)
-        for index in sent_after.get(node.name, ()):
-            self._bucket(program.bucket_collective(index, self.origin))
+        self._sent(node, sent_after)
         for index in reversed(range(len(node.operands))):
             edge = program.edges[node.name, index]
             if edge.bucket is None:
                 self._edge(edge, True, "backward")
+
+    def _sent(self, node: Node, sent_after: Mapping[str, Sequence[int]]) -> None:
+        """What is sent once a node's own backward is done."""
+        for index in sent_after.get(node.name, ()):
+            self._bucket(self.program.bucket_collective(index, self.origin))
 
     def _operator(self, node: Node) -> OperatorCost:
         strategy = self.program.strategies[node.name]

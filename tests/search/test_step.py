@@ -124,9 +124,9 @@ def test_chunks_are_as_even_as_can_be(seconds: list[float], chunks: int) -> None
     blocks = sum(p.is_block for p in parts)
     if chunks > blocks:
         with pytest.raises(RequestError, match="cannot fill"):
-            chunk_bounds(parts, seconds, chunks)
+            chunk_bounds([p.is_block for p in parts], seconds, chunks)
         return
-    bounds = chunk_bounds(parts, seconds, chunks)
+    bounds = chunk_bounds([p.is_block for p in parts], seconds, chunks)
     assert bounds == sorted(set(bounds))
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(parts), chunks + 1)
     if blocks % chunks and (blocks + 2) % chunks:
