@@ -9,12 +9,13 @@ microbatch's backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil, prod
 from typing import Literal
 
+from autoshard.cluster import CollectivePrices
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph, Node
 from autoshard.plan import CollectiveGroup, Memory, Schedule, StepTime
@@ -221,9 +222,7 @@ class _Walk(_Pricer):
                 if edge.bucket is not None:
                     axes = program.buckets[edge.bucket].axes
                     parameter = self.graph.by_name[edge.producer]
-                    shape = local_shape(
-                        parameter.shape, edge.produced, program.sizes, self.origin
-                    )
+                    shape = local_shape(parameter.shape, edge.produced, program.sizes, self.origin)
                     size = prod(shape) * parameter.itemsize
                     out.setdefault(node.name, []).append(((axes, parameter.dtype), size))
         return out
@@ -249,7 +248,356 @@ class _Walk(_Pricer):
         if phase == "backward":
             self._happenings.append(("message", seconds))
 
-    def chunk_bounds(is_block: Sequence[bool], seconds: Sequence[float], chunks: int) -> list[int]:
+    def _updates(self) -> None:
+        """Seconds of the optimizer, and of adding one microbatch's gradients; bytes stored."""
+        model, bandwidth = self.model, self.model.cluster.copy_bytes_per_second
+        for s, part in zip(self.segments, self.parts, strict=True):
+            stored = [0, 0, 0]
+            for node in self.graph.nodes[s.start : s.end]:
+                if not node.is_leaf or node.op == "input":
+                    continue
+                layout = self.program.strategies[node.name].result
+                shards = self.program.optimizer_shards(layout, self.schedule.optimizer_shards)
+                itself, gradient, state = model.stored_bytes(node, layout)
+                for kind, size in enumerate((itself, gradient, state // shards)):
+                    stored[kind] += size
+                if node.op != "parameter" or not node.differentiable:
+                    continue
+                part.update_s += model.update_seconds(node, layout) / shards
+                elements = model.local_bytes(node, layout) / node.itemsize
+                part.adding_s += elements * (node.itemsize + 2 * MASTER_BYTES) / bandwidth
+            part.stored = (stored[0], stored[1], stored[2])
+
+    def _memory(self, entering: int) -> int:
+        """Bytes that each segment keeps; the temporary ones.
+
+        Of a block that is recomputed only what enters it is kept, and one such block at a time is
+        whole.
+        """
+        walk = _MemoryWalk(self.model, self.program)
+        whole = walk.run(None)
+        of = {
+            n.name: part
+            for s, part in zip(self.segments, self.parts, strict=True)
+            for n in self.graph.nodes[s.start : s.end]
+        }
+        seen: set[str] = set()
+        for name, storages in walk.saves.items():
+            for storage in storages:
+                if storage in seen:
+                    continue
+                seen.add(storage)
+                if storage in walk.gathered:
+                    of[name].gathered += walk.saved[storage]
+                else:
+                    of[name].kept += walk.saved[storage]
+        for part, again in zip(self.parts, self.again, strict=True):
+            if not again:
+                continue
+            if self.schedule.recompute == "selective":
+                part.working = min(part.kept, _kept_by(walk, again))
+                part.kept -= part.working
+            else:
+                part.working = part.kept + part.gathered
+                part.kept, part.gathered = min(part.kept, entering), 0
+        return whole.temporary_bytes
+
+
+def measure(model: CostModel, program: Program, schedule: Schedule) -> Measured:
+    """The figures of each segment of one microbatch."""
+    return _Walk(model, program, schedule).measure()
+
+
+def buckets(
+    parts: Sequence[Part], bucket_bytes: int, prices: CollectivePrices
+) -> tuple[float, list[tuple[tuple[int, ...], int, float]]]:
+    """(seconds that fused gradients add to the last backward, (axes, bytes, seconds) of each).
+
+    Buckets are filled and sent as :class:`autoshard.program.Program` does it.
+    """
+    sent: dict[tuple[int, int], list[tuple[Key, int]]] = {}
+    filled: dict[Key, int] = {}
+    last: dict[Key, tuple[int, int]] = {}
+    order = range(len(parts) - 1, -1, -1)
+    for i in order:
+        for j, happening in enumerate(parts[i].happenings):
+            if happening[0] != "ready":
+                continue
+            key, size = happening[1]
+            filled[key] = filled.get(key, 0) + size
+            last[key] = i, j
+            if filled[key] >= bucket_bytes:
+                sent.setdefault((i, j), []).append((key, filled.pop(key)))
+    for key, size in filled.items():
+        sent.setdefault(last[key], []).append((key, size))
+    if not sent:
+        return 0.0, []
+    now = link = steady = 0.0
+    messages: list[tuple[tuple[int, ...], int, float]] = []
+    memo: dict[tuple[tuple[int, ...], int], float] = {}
+    for i in order:
+        for j, happening in enumerate(parts[i].happenings):
+            if happening[0] == "work":
+                now += happening[1]
+                steady += happening[1]
+            elif happening[0] == "message":
+                now = link = max(now, link) + happening[1]
+                steady += happening[1]
+            else:
+                for (axes, _), size in sent.get((i, j), ()):
+                    if (axes, size) not in memo:
+                        memo[axes, size] = prices("all_reduce", axes, size)
+                    messages.append((axes, size, memo[axes, size]))
+                    link = max(now, link) + memo[axes, size]
+    return max(now, link) - steady, messages
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step of several microbatches costs.
+
+    Attributes:
+        step_time: ``compute_s`` and ``communication_s`` are of one device, averaged over stages.
+        memory: of the fullest stage.
+        collectives: as one device of an average stage issues them, grouped; what goes from stage
+            to stage is ``send``.
+        timeline: every task of every stage; what follows the last are exposed gradients and the
+            optimizer.
+        chunks: what a task of each chunk of the model costs.
+        bounds: of each chunk the number of its first segment, and their number at the end.
+        late_s: exposed seconds of the gradients that travel once a step.
+        updates_s: of the optimizer, of each stage.
+        sent_bytes: of one message from stage to stage.
+    """
+
+    step_time: StepTime
+    memory: Memory
+    collectives: tuple[CollectiveGroup, ...]
+    timeline: tuple[Placed, ...]
+    chunks: tuple[Chunk, ...]
+    bounds: tuple[int, ...]
+    late_s: float
+    updates_s: tuple[float, ...]
+    sent_bytes: int
+
+
+def price_step(
+    model: CostModel, program: Program, schedule: Schedule, memory_limit: int | None = None
+) -> Step:
+    """The figures of a step of ``schedule``; the program is that of one microbatch.
+
+    ``model`` is of the devices of one stage.
+
+    Raises:
+        RequestError: more stages than blocks, or a schedule that cannot be.
+    """
+    found = measure(model, program, schedule)
+    return compose(model, program, schedule, found, memory_limit)
+
+
+def compose(
+    model: CostModel,
+    program: Program,
+    schedule: Schedule,
+    measured: Measured,
+    memory_limit: int | None = None,
+) -> Step:
+    """The figures of a step whose segments are ``measured``; see :func:`price_step`."""
+    parts, m, p = measured.parts, schedule.microbatches, schedule.stages
+    exposed, fused = buckets(parts, program.bucket_bytes, model.prices)
+    sums = [part.adding_s if m > 1 else 0.0 for part in parts]
+    bounds = chunk_bounds(
+        [part.is_block for part in parts],
+        [part.forward_s + part.backward_s for part in parts],
+        p * schedule.virtual_stages,
+    )
+    runs = [range(x, y) for x, y in pairwise(bounds)]
+    sent_bytes = measured.crossing_bytes if p > 1 else 0
+    send_s = send_seconds(model, schedule, sent_bytes) if p > 1 else 0.0
+    chunks = [
+        Chunk(
+            forward_s=sum(parts[i].forward_s for i in run),
+            backward_s=sum(parts[i].backward_s + sums[i] for i in run),
+            send_s=send_s,
+        )
+        for run in runs
+    ]
+    if p == 1:
+        timeline = _in_turn(chunks, m)
+        done = m * sum(c.forward_s + c.backward_s for c in chunks)
+    else:
+        done, timeline = simulate(schedule.order, chunks, p, m)
+    by_stage = [sum(parts[i].update_s for run in runs[rank::p] for i in run) for rank in range(p)]
+    slowest, whole = max(by_stage), sum(part.update_s for part in parts)
+    late = exposed * (slowest / whole if whole else 1.0)
+    total = done + late + slowest
+    forward, backward = sum(q.forward_s for q in parts), sum(q.backward_s for q in parts)
+    share = forward / ((forward + backward) or 1.0)
+    compute_s = m * (sum(part.compute_s for part in parts) + sum(sums)) / p
+    groups = [_times(g, m / p) for g in _grouped(parts)]
+    groups += [_times(g, 1 / p) for g in _fused(program, fused)]
+    if p > 1:
+        per_stage = 2 * m * (len(chunks) - 1) / p
+        for phase in ("forward", "backward"):
+            groups.append(
+                CollectiveGroup(
+                    op="send",
+                    axes=("pipeline",),
+                    phase=phase,
+                    count=round(per_stage / 2),
+                    total_bytes=round(per_stage / 2 * sent_bytes),
+                    seconds=per_stage / 2 * send_s,
+                )
+            )
+    return Step(
+        step_time=StepTime(
+            total_s=total,
+            compute_s=compute_s,
+            optimizer_s=slowest,
+            communication_s=sum(g.seconds for g in groups),
+            exposed_communication_s=max(
+                0.0, m * (forward + backward + sum(sums)) / p + late - compute_s
+            ),
+            forward_s=done * share,
+            backward_s=done * (1 - share) + late,
+        ),
+        memory=_memory(model, schedule, measured, runs, memory_limit),
+        collectives=tuple(groups),
+        timeline=tuple(timeline),
+        chunks=tuple(chunks),
+        bounds=tuple(bounds),
+        late_s=late,
+        updates_s=tuple(by_stage),
+        sent_bytes=sent_bytes,
+    )
+
+
+def _in_turn(chunks: list[Chunk], microbatches: int) -> list[Placed]:
+    """One stage: the microbatches one after another, each forward and backward."""
+    out: list[Placed] = []
+    now = 0.0
+    for m in range(microbatches):
+        for task, seconds in (
+            ("F", sum(c.forward_s for c in chunks)),
+            ("B", sum(c.backward_s for c in chunks)),
+        ):
+            out.append(Placed(0, Action(task, 0, m), now, seconds))  # type: ignore[arg-type]
+            now += seconds
+    return out
+
+
+def _grouped(parts: Sequence[Part]) -> list[CollectiveGroup]:
+    merged: dict[tuple[str, tuple[str, ...], Phase], list[float]] = {}
+    for phase in ("forward", "backward"):
+        for part in parts if phase == "forward" else reversed(parts):
+            for key, row in part.groups.items():
+                if key[2] == phase:
+                    total = merged.setdefault(key, [0.0, 0.0, 0.0])
+                    for i, value in enumerate(row):
+                        total[i] += value
+    return [
+        CollectiveGroup(
+            op=op, axes=axes, phase=phase, count=int(n), total_bytes=int(size), seconds=seconds
+        )
+        for (op, axes, phase), (n, size, seconds) in merged.items()
+    ]
+
+
+def _fused(
+    program: Program, messages: Sequence[tuple[tuple[int, ...], int, float]]
+) -> list[CollectiveGroup]:
+    """The fused gradients."""
+    merged: dict[tuple[int, ...], list[float]] = {}
+    for axes, size, seconds in messages:
+        row = merged.setdefault(axes, [0, 0, 0.0])
+        for i, value in enumerate((1, size, seconds)):
+            row[i] += value
+    return [
+        CollectiveGroup(
+            op="all_reduce",
+            axes=tuple(program.axis_names[a] for a in axes),
+            phase="backward",
+            count=int(n),
+            total_bytes=int(size),
+            seconds=seconds,
+        )
+        for axes, (n, size, seconds) in merged.items()
+    ]
+
+
+def _times(group: CollectiveGroup, factor: float) -> CollectiveGroup:
+    return group.model_copy(
+        update={
+            "count": ceil(group.count * factor),
+            "total_bytes": round(group.total_bytes * factor),
+            "seconds": group.seconds * factor,
+        }
+    )
+
+
+def _memory(
+    model: CostModel,
+    schedule: Schedule,
+    measured: Measured,
+    runs: list[range],
+    limit: int | None,
+) -> Memory:
+    """Bytes of the fullest stage.
+
+    A stage keeps what its blocks keep for each microbatch that has gone forward and not yet come
+    back.
+    """
+    parts, p = measured.parts, schedule.stages
+    working = max((part.working for part in parts), default=0)
+    best: Memory | None = None
+    for rank in range(p):
+        inside = [parts[i] for run in runs[rank::p] for i in run]
+        alive = alive_microbatches(schedule, rank)
+        found = Memory(
+            parameters_bytes=sum(part.stored[0] for part in inside),
+            gradients_bytes=sum(part.stored[1] for part in inside),
+            optimizer_bytes=sum(part.stored[2] for part in inside),
+            activations_bytes=round(alive * sum(part.kept for part in inside)),
+            gathered_bytes=round(alive * sum(part.gathered for part in inside)),
+            temporary_bytes=measured.temporary_bytes + working,
+            reserve_bytes=model.cluster.reserve_bytes,
+            limit_bytes=limit,
+        )
+        if best is None or found.total_bytes > best.total_bytes:
+            best = found
+    assert best is not None
+    return best
+
+
+def _kept_by(walk: _MemoryWalk, names: frozenset[str]) -> int:
+    """Bytes that only these operators made and somebody keeps."""
+    made = {walk.storage[n] for n in names}
+    own = {s for n in names for s in walk.saves.get(n, ())}
+    return sum(walk.saved[s] for s in (made | own) if s in walk.saved)
+
+
+def alive_microbatches(schedule: Schedule, rank: int) -> float:
+    """Most microbatches of a whole stage that are between forward and backward at a time."""
+    stages, virtual, microbatches = schedule.stages, schedule.virtual_stages, schedule.microbatches
+    if stages == 1:
+        return 1.0
+    if schedule.order == "gpipe":
+        return float(microbatches)
+    if schedule.order == "interleaved":
+        chunks = (virtual - 1) * stages + 2 * (stages - 1 - rank) + 1
+        return min(chunks, microbatches * virtual) / virtual
+    return float(min(microbatches, stages - rank))
+
+
+def send_seconds(model: CostModel, schedule: Schedule, num_bytes: int) -> float:
+    """From one stage to the next, over whatever the pipeline's axis crosses."""
+    cluster = model.cluster
+    whole = cluster.with_devices(cluster.devices * schedule.stages)
+    prices = whole.collective_seconds((schedule.stages, cluster.devices))
+    return prices("send_recv", (0,), num_bytes)
+
+
+def chunk_bounds(is_block: Sequence[bool], seconds: Sequence[float], chunks: int) -> list[int]:
     """Number of the first segment of each chunk, and the number of segments at the end.
 
     Blocks that divide evenly do; where two more would, what stands before and after the blocks

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
 from autoshard.errors import RequestError
 from autoshard.plan import Schedule
@@ -16,7 +17,15 @@ from autoshard.search.cost import CostModel
 from autoshard.search.inner import Prepared
 from autoshard.search.memory import optimizer_of
 from autoshard.search.price import price
-from autoshard.search.step import Segment, chunk_bounds, price_step, recomputed, segments
+from autoshard.search.step import (
+    Segment,
+    chunk_bounds,
+    compose,
+    measure,
+    price_step,
+    recomputed,
+    segments,
+)
 from tests.search.model_graphs import llama
 
 GRAPH = llama(8)
@@ -176,9 +185,36 @@ def _two(cluster: Cluster) -> Cluster:
     return replace(cluster, devices=2)
 
 
-def test_sharing_the_optimizer_divides_its_state(solved: Solved) -> None:
+def test_sharing_the_optimizer_divides_what_is_not_cut_along_data_already(solved: Solved) -> None:
     model, solution = solved
     one = price_step(model, solution.program, Schedule(microbatches=2))
     shared = price_step(model, solution.program, Schedule(microbatches=2, optimizer_shards=8))
-    assert shared.memory.optimizer_bytes == one.memory.optimizer_bytes // 8
-    assert shared.step_time.optimizer_s < one.step_time.optimizer_s
+    if solution.uses == ("fsdp",):
+        assert shared.memory.optimizer_bytes == one.memory.optimizer_bytes
+        assert shared.step_time.optimizer_s == one.step_time.optimizer_s
+    else:
+        assert shared.memory.optimizer_bytes == one.memory.optimizer_bytes // 8
+        assert shared.step_time.optimizer_s < one.step_time.optimizer_s
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("uses", [("data", "tensor"), ("fsdp", "any")])
+def test_three_measured_blocks_stand_for_many(uses: tuple[AxisUse, ...], recompute: str) -> None:
+    cluster, sizes, names = Cluster.preset("h100", 4), (2, 2), ("data", "model")
+    schedule = Schedule(microbatches=3, recompute=recompute)  # type: ignore[arg-type]
+    steps = []
+    for layers in (9, 3):
+        graph = llama(layers)
+        prepared = Prepared(graph)
+        model = CostModel(graph, cluster, sizes, prepared.rules, optimizer_of("adamw"))
+        found = solve(graph, cluster, sizes, names, uses, prepared=prepared, bucket_bytes=2**20)
+        measured = measure(model, found.program, schedule).with_blocks(9)
+        steps.append(compose(model, found.program, schedule, measured))
+    nine, three = steps
+    for name, value in nine.step_time.model_dump().items():
+        assert getattr(three.step_time, name) == pytest.approx(value, rel=1e-9), name
+    assert three.memory == nine.memory
+    many, few = ({(g.op, g.axes, g.phase): g for g in s.collectives} for s in steps)
+    assert many.keys() == few.keys()
+    for key, group in many.items():
+        assert (few[key].count, few[key].total_bytes) == (group.count, group.total_bytes)
