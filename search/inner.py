@@ -9,7 +9,8 @@ that the simulation of the best saw, until it repeats; each answer is priced exa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from autoshard.candidates import AxisUse, Candidates, Proposals, Rules
 from autoshard.cluster import Cluster
@@ -127,7 +128,7 @@ def solve(
 
     The result may not fit: then it is the leanest one, and ``fits`` is False.
     """
-    search = _inner(
+    search = inner_search(
         graph,
         cluster,
         sizes,
@@ -146,34 +147,7 @@ def solve(
     return search.solution(tuple(axis_names), tuple(sizes), program, priced, bound)
 
 
-def leanest(
-    graph: ModelGraph,
-    cluster: Cluster,
-    sizes: Sequence[int],
-    axis_names: Sequence[str],
-    uses: Sequence[AxisUse] | None = None,
-    *,
-    optimizer: str = "adamw",
-    memory_limit: int | None = None,
-    pins: Mapping[str, Layout] | None = None,
-    prepared: Prepared | None = None,
-) -> Solution:
-    """The program that takes the fewest bytes, however slow; arguments as of :func:`solve`."""
-    search = _inner(
-        graph,
-        cluster,
-        sizes,
-        axis_names,
-        uses,
-        optimizer=optimizer,
-        memory_limit=memory_limit,
-        pins=pins,
-        prepared=prepared,
-    )
-    return search.solution(tuple(axis_names), tuple(sizes), *search.leanest(), 0.0)
-
-
-def _inner(
+def inner_search(
     graph: ModelGraph,
     cluster: Cluster,
     sizes: Sequence[int],
@@ -188,7 +162,8 @@ def _inner(
     fold: bool = True,
     prepared: Prepared | None = None,
     style: Style = "eager",
-) -> _Inner:
+) -> InnerSearch:
+    """The search of one mesh, its tables built; arguments as of :func:`solve`."""
     if len(sizes) != len(axis_names):
         raise MeshError(
             f"{len(sizes)} sizes for {len(axis_names)} axes: {tuple(sizes)}, {tuple(axis_names)}"
@@ -212,10 +187,12 @@ def _inner(
         batch=prepared.batch,
     )
     names = tuple(axis_names[i] for i in active)
-    return _Inner(model, candidates, names, memory_limit, bucket_bytes, fold)
+    return InnerSearch(model, candidates, names, memory_limit, bucket_bytes, fold)
 
 
-class _Inner:
+class InnerSearch:
+    """One mesh under one limit, which may be changed."""
+
     def __init__(
         self,
         model: CostModel,
@@ -273,6 +250,17 @@ class _Inner:
         best = min(programs, key=_rank)
         return *best, min(self._bound(answer), best[1].step_time.total_s)
 
+    def closest(self, limit: int) -> tuple[Program, Priced]:
+        """What :meth:`run` begins with under ``limit``: it fits exactly where an answer does."""
+        self.limit = limit
+        return self._within(0.0, None)[0][1]
+
+    @cached_property
+    def least_bytes(self) -> float:
+        """Bytes of the leanest program, without what the fullest moment holds beyond them."""
+        _, found = self.problem.minimum(0.0, LEANEST)
+        return found.num_bytes + self.model.cluster.reserve_bytes
+
     def leanest(self) -> tuple[Program, Priced]:
         """The program that takes the fewest bytes."""
         _, found = self.problem.minimum(0.0, LEANEST)
@@ -322,8 +310,10 @@ class _Inner:
             program = program_of_assignment(
                 self.model, self.problem, found, self.axis_names, self.bucket_bytes
             )
-            self._seen[key] = program, price(self.model, program, memory_limit=self.limit)
-        return self._seen[key]
+            self._seen[key] = program, price(self.model, program)
+        program, priced = self._seen[key]
+        memory = priced.memory.model_copy(update={"limit_bytes": self.limit})
+        return program, replace(priced, memory=memory)
 
 
 def program_of_assignment(

@@ -21,7 +21,7 @@ from autoshard.cluster import Cluster
 from autoshard.errors import InfeasibleError, MeshError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Alternative, Memory, MeshDocument
-from autoshard.search.inner import Prepared, Solution, leanest, solve
+from autoshard.search.inner import Prepared, Solution, solve
 from autoshard.sharding.layout import Cut, Layout, R, Shape, State, canonical, fits
 
 if TYPE_CHECKING:
@@ -189,7 +189,6 @@ def search(
     seed: int = 0,
     storage: str | None = None,
     progress: Progress | None = None,
-    regraph: Callable[[int], ModelGraph] | None = None,
 ) -> SearchResult:
     """The fastest way to shard ``graph`` over ``devices`` of ``cluster``.
 
@@ -206,11 +205,9 @@ def search(
         seed: of the sampler; the same seed gives the same plan.
         storage: URL of an Optuna storage; default: in memory.
         progress: is told of every configuration that was priced.
-        regraph: gives the same model's graph at another global batch, so that an answer to "nothing
-            fits" can name a batch that does.
 
     Raises:
-        InfeasibleError: nothing fits; names what binds and changes that do fit.
+        InfeasibleError: nothing fits; names what binds.
     """
     if trials is not None and trials < 1:
         raise RequestError(f"trials must be at least 1, found {trials}")
@@ -223,7 +220,7 @@ def search(
     study = run.study(space, trials, seed, storage, progress)
     fitting = {c: s for c, s in run.priced.items() if s.fits}
     if not fitting:
-        raise _infeasible(run, strategy, mesh, regraph)
+        raise _infeasible(run, strategy, mesh)
     best = min(fitting, key=lambda c: (fitting[c].step_time.total_s, space.index(c)))
     exhaustive = len(run.priced) == len(space)
     return SearchResult(
@@ -244,14 +241,12 @@ class _Outer:
         optimizer: str,
         limit: int,
         pins: Pins,
-        prepared: Prepared | None = None,
     ) -> None:
         self.graph, self.cluster, self.optimizer = graph, cluster, optimizer
         self.limit, self.pins = limit, pins
-        self.prepared = prepared or Prepared(graph)
+        self.prepared = Prepared(graph)
         self.priced: dict[Configuration, Solution] = {}
-        for name, states in pins.items():
-            _check_pin(graph, name, states)
+        check_pins(graph, pins)
 
     def price(self, configuration: Configuration) -> Solution:
         """The inner search's answer, remembered."""
@@ -264,39 +259,10 @@ class _Outer:
                 configuration.uses,
                 optimizer=self.optimizer,
                 memory_limit=self.limit,
-                pins=self._pins(configuration),
+                pins=pinned(configuration, self.pins),
                 prepared=self.prepared,
             )
         return self.priced[configuration]
-
-    def leanest(self, configuration: Configuration) -> Solution:
-        """The configuration's leanest program."""
-        return leanest(
-            self.graph,
-            self.cluster,
-            configuration.sizes,
-            configuration.axis_names,
-            configuration.uses,
-            optimizer=self.optimizer,
-            memory_limit=self.limit,
-            pins=self._pins(configuration),
-            prepared=self.prepared,
-        )
-
-    def _pins(self, configuration: Configuration) -> dict[str, Layout]:
-        mesh = [
-            (n, s)
-            for n, s in zip(configuration.axis_names, configuration.sizes, strict=True)
-            if s > 1
-        ]
-        out: dict[str, Layout] = {}
-        for name, states in self.pins.items():
-            row: list[State] = []
-            for axis, size in mesh:
-                state = states.get(axis, R)
-                row.append(canonical(state, size) if isinstance(state, Cut) else state)
-            out[name] = tuple(row)
-        return out
 
     def study(
         self,
@@ -309,7 +275,8 @@ class _Outer:
         """Price the space, as an Optuna study."""
         import optuna
 
-        total = min(len(space), trials or (len(space) if len(space) <= EXHAUSTIVE else 100))
+        first = considered(space, trials)
+        total = len(first)
         place: dict[tuple[str, str], Configuration] = {(c.strategy, c.text): c for c in space}
         meshes: dict[str, list[str]] = {}
         for c in space:
@@ -324,7 +291,7 @@ class _Outer:
                 study_name=self._name(space) if storage else None,
                 load_if_exists=True,
             )
-            for c in space[:total]:
+            for c in first:
                 study.enqueue_trial({"strategy": c.strategy, f"mesh_{c.strategy}": c.text})
             attempts = 0
             while len(self.priced) < total and attempts < 4 * total:
@@ -360,6 +327,37 @@ class _Outer:
         digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
         where = f"{self.cluster.devices} {self.cluster.name}"
         return f"{self.graph.name} {self.graph.fingerprint} on {where}, {self.optimizer}, {digest}"
+
+
+def considered(space: Sequence[Configuration], trials: int | None) -> Sequence[Configuration]:
+    """The configurations that are priced first, or alone where the space is small."""
+    return space[: trials or (len(space) if len(space) <= EXHAUSTIVE else 100)]
+
+
+def pinned(configuration: Configuration, pins: Pins) -> dict[str, Layout]:
+    """The layouts that ``pins`` ask for on the axes larger than 1 of a configuration's mesh."""
+    mesh = [
+        (n, s) for n, s in zip(configuration.axis_names, configuration.sizes, strict=True) if s > 1
+    ]
+    out: dict[str, Layout] = {}
+    for name, states in pins.items():
+        row: list[State] = []
+        for axis, size in mesh:
+            state = states.get(axis, R)
+            row.append(canonical(state, size) if isinstance(state, Cut) else state)
+        out[name] = tuple(row)
+    return out
+
+
+def check_pins(graph: ModelGraph, pins: Pins) -> None:
+    """Refuse layouts that their parameters cannot be stored in.
+
+    Raises:
+        UnknownNameError: no such parameter.
+        SpecError: a layout that does not fit its shape, or a partial one.
+    """
+    for name, states in pins.items():
+        _check_pin(graph, name, states)
 
 
 def _check_pin(graph: ModelGraph, name: str, states: Mapping[str, State]) -> None:
@@ -429,6 +427,17 @@ def _why(lost: Solution, won: Solution) -> str:
     return f"{slower}: {_figure(parts[most] * 1e3)} ms more for {most}"
 
 
+def _infeasible(run: _Outer, strategy: Strategy, mesh: Mapping[str, int] | None) -> InfeasibleError:
+    closest = min(run.priced.values(), key=lambda s: s.memory.total_bytes)
+    forced = f"strategy {strategy}" if strategy != "auto" else "any strategy"
+    where = ", ".join(f"{n}={s}" for n, s in mesh.items()) if mesh else "any mesh"
+    return InfeasibleError(
+        f"{run.graph.name} (global batch {run.graph.batch}, {run.optimizer}) does not fit on "
+        f"{run.cluster.devices} devices of {run.cluster.name} with {forced} on {where}",
+        binding=binding(closest.memory),
+    )
+
+
 def _figure(value: float, digits: int = 3) -> str:
     """A number with few digits, and no exponent where it is large."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.{digits}g}"
@@ -454,81 +463,3 @@ def binding(memory: Memory) -> str:
         f"{_figure(memory.total_bytes / 1e9, 4)} GB of {_figure(limit / 1e9, 4)} GB, "
         f"{_figure(over / 1e9)} GB too much"
     )
-
-
-# ---- nothing fits -----------------------------------------------------------------------------
-
-
-def _infeasible(
-    run: _Outer,
-    strategy: Strategy,
-    mesh: Mapping[str, int] | None,
-    regraph: Callable[[int], ModelGraph] | None,
-) -> InfeasibleError:
-    closest = min(run.priced.values(), key=lambda s: s.memory.total_bytes)
-    forced = f"strategy {strategy}" if strategy != "auto" else "any strategy"
-    where = ", ".join(f"{n}={s}" for n, s in mesh.items()) if mesh else "any mesh"
-    return InfeasibleError(
-        f"{run.graph.name} (global batch {run.graph.batch}, {run.optimizer}) does not fit on "
-        f"{run.cluster.devices} devices of {run.cluster.name} with {forced} on {where}",
-        binding=binding(closest.memory),
-        nearest=_nearest(run, closest, strategy, mesh, regraph),
-    )
-
-
-def _nearest(
-    run: _Outer,
-    closest: Solution,
-    strategy: Strategy,
-    mesh: Mapping[str, int] | None,
-    regraph: Callable[[int], ModelGraph] | None,
-) -> list[str]:
-    """Single changes that do fit, each found by solving it."""
-    out: list[str] = []
-
-    def fit(
-        graph: ModelGraph,
-        cluster: Cluster,
-        optimizer: str,
-        same: bool = True,
-        kind: Strategy = strategy,
-    ) -> bool:
-        limit = min(run.limit, cluster.device.memory_bytes)
-        known = run.prepared if graph is run.graph else None
-        other = _Outer(graph, cluster, optimizer, limit, run.pins, known)
-        space = configurations(
-            cluster.devices,
-            kind,
-            mesh if same else None,
-            devices_per_node=cluster.devices_per_node,
-        )
-        # The leanest of all are among those where every operator decides for itself.
-        wanted = [c for c in space if c.strategy == kind]
-        return any(other.leanest(c).fits for c in wanted)
-
-    if (strategy != "auto" or mesh) and fit(
-        run.graph, run.cluster, run.optimizer, same=False, kind="auto"
-    ):
-        out.append("strategy auto on any mesh")
-    if run.cluster.device.kind != "cpu":
-        for factor in (2, 4, 8, 16, 32, 64):
-            devices = run.cluster.devices * factor
-            if devices > run.cluster.devices_per_node and devices % run.cluster.devices_per_node:
-                continue
-            if fit(run.graph, run.cluster.with_devices(devices), run.optimizer, same=False):
-                out.append(f"{devices} devices")
-                break
-    batch = run.graph.batch
-    while regraph is not None and batch % 2 == 0 and batch > 1:
-        batch //= 2
-        if fit(regraph(batch), run.cluster, run.optimizer):
-            out.append(f"global batch {batch}")
-            break
-    for optimizer in ("sgd-momentum", "sgd"):
-        if optimizer != run.optimizer and fit(run.graph, run.cluster, optimizer):
-            out.append(f"optimizer {optimizer}")
-            break
-    needed = closest.memory.total_bytes
-    step = 10 ** max(0, len(str(needed)) - 3)
-    out.append(f"{-(-needed // step) * step / 1e9:g} GB on each device")
-    return out

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autoshard.cluster import Cluster
-from autoshard.errors import InputError, RequestError, UnknownNameError
+from autoshard.errors import InfeasibleError, InputError, RequestError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Alternative, MeshDocument, ModelDocument, Schedule, TensorDocument
 from autoshard.planner.capture import capture, source_of
@@ -98,33 +98,46 @@ def optimize(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, trials, say
     )
     captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
-    from autoshard.search import search
+    from autoshard.search import Asked, explained, search
 
     def told(standing: Standing) -> None:
         say(f"priced {standing.done}/{standing.total}: {standing.label}")
         if watch is not None:
             watch(standing)
 
-    def regraph(batch: int) -> ModelGraph:
+    def regraph(batch: int, length: int | None) -> ModelGraph:
         return capture(
-            model, batch=batch, seq_len=seq_len, dtype=resolve_dtype(dtype), devices=devices
+            model, batch=batch, seq_len=length or seq_len, dtype=resolve_dtype(dtype)
         ).graph
 
     say(f"searching strategies of {len(captured.graph.nodes)} operators")
-    result = search(
-        captured.graph,
-        request.cluster,
+    asked = Asked(
+        graph=captured.graph,
+        cluster=request.cluster,
         optimizer=optimizer,
         strategy=strategy,  # type: ignore[arg-type]  # checked by the request
         mesh=request.forced,
         memory_limit=memory_limit_bytes,
         pins=_pins(constraints, captured.graph),
         trials=trials,
-        seed=seed,
-        storage=storage,
-        progress=told,
-        regraph=regraph if example_inputs is None else None,
     )
+    try:
+        result = search(
+            asked.graph,
+            asked.cluster,
+            optimizer=asked.optimizer,
+            strategy=asked.strategy,
+            mesh=asked.mesh,
+            memory_limit=asked.memory_limit,
+            pins=asked.pins,
+            trials=asked.trials,
+            seed=seed,
+            storage=storage,
+            progress=told,
+        )
+    except InfeasibleError as error:
+        say("nothing fits; looking for changes that do")
+        raise explained(error, asked, regraph if example_inputs is None else None) from None
     plan = _plan(
         result.best,
         captured,
@@ -418,17 +431,15 @@ class Request:
 
 def _pins(
     constraints: Mapping[str, ShardingSpec] | None, graph: ModelGraph
-) -> dict[str, dict[str, State]] | None:
+) -> dict[str, dict[str, State]]:
     """State of each constrained parameter on the axes that its spec names.
 
     Raises:
         UnknownNameError: no such parameter.
         SpecError: a spec that does not fit it.
     """
-    if not constraints:
-        return None
     out: dict[str, dict[str, State]] = {}
-    for name, spec in constraints.items():
+    for name, spec in (constraints or {}).items():
         fqn = graph.aliases.get(name, name)
         if fqn not in graph.parameters:
             raise UnknownNameError("parameter", name, graph.parameters)

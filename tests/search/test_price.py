@@ -187,12 +187,15 @@ def test_the_tables_sum_to_the_memory_that_stays(
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_limit_is_respected_down_to_the_leanest(name: str) -> None:
-    from autoshard.search.inner import leanest
+    from autoshard.search.inner import inner_search
 
     graph: ModelGraph = GRAPHS[name]
     cluster = replace(Cluster.preset("h100", 4), reserve_bytes=0)
     free = solve(graph, cluster, (4,), ("data",)).memory.total_bytes
-    least = leanest(graph, cluster, (4,), ("data",)).memory.total_bytes
+    search = inner_search(
+        graph, cluster, (4,), ("data",), None, optimizer="adamw", memory_limit=None, pins=None
+    )
+    least = search.leanest()[1].memory.total_bytes
     assert least < free
     for share in (0.0, 0.1, 0.3, 0.6, 0.9, 1.0):
         limit = int(least + share * (free - least))
