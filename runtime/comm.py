@@ -302,6 +302,29 @@ class Communicator:
         """Send row ``i`` of ``buffer``, ``[group, ...]``, to rank ``i``; rows by their sender."""
         return self.start("all_to_all", buffer, axes, phase=phase, value=value).wait()
 
+    def shift(self, buffer: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        """Send ``buffer`` to the next member of the group, and what the one before it sent."""
+        group, ranks = self.group(axes), self.ranks(axes)
+        if group is None:
+            return buffer
+        place, result = ranks.index(self.rank), torch.empty_like(buffer)
+        following, before = ranks[(place + 1) % len(ranks)], ranks[place - 1]
+        pending = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, buffer, following, group),
+                dist.P2POp(dist.irecv, result, before, group),
+            ]
+        )
+        for work in pending:
+            work.wait()
+        return result
+
+    def gathered(self, value: object) -> list[Any]:
+        """What each rank of the world gave, in the order of ranks, on every rank."""
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value)
+        return found
+
     def start(
         self,
         op: CollectiveOp,

@@ -23,9 +23,11 @@ from autoshard.candidates import Candidates, Rules
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph, Node
 from autoshard.kernels import Style
+from autoshard.measured import BIAS, CUT
 from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, internal_elements
 from autoshard.search.memory import Optimizer
 from autoshard.search.paths import Floats, Halves, Ints, PairPrices
+from autoshard.search.roofline import Phase, adds_biases, pass_seconds, update_seconds
 from autoshard.search.work import PRODUCTS, Pass, joined_bytes, passes
 from autoshard.sharding.layout import (
     Layout,
@@ -54,12 +56,6 @@ VIEWS = frozenset(
     }
 )
 """Operator families that only look at their operand anew: no kernel, no bytes."""
-
-CPU_UPDATE_LAUNCHES = 12
-"""Small operators of one AdamW update of one tensor on a CPU, where torch updates one by one."""
-
-FUSED_UPDATE_LAUNCHES = 0.1
-"""The same elsewhere, where torch updates many tensors with one kernel (assumed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +112,14 @@ class CostModel:
 
     def operator(self, node: Node, strategy: Strategy) -> OperatorCost:
         """Seconds of an operator (not a leaf)."""
-        inner = [0.0, 0.0]
+        inner, parted = [0.0, 0.0], False
         rule = self.rules[node.name]
         origin = (0,) * len(self.sizes)
         for internal in rule.internal:
             axes = tuple(a for a, c in enumerate(strategy.choices) if c.factor in internal.when)
             if not axes or (internal.phase == "backward" and not node.differentiable):
                 continue
+            parted = True
             count = internal_elements(rule.sizes, internal, strategy, self.sizes, origin)
             inner[internal.phase == "backward"] += self.prices(
                 internal.op, axes, count * internal.itemsize
@@ -131,10 +128,13 @@ class CostModel:
             joined = joined_bytes(
                 node, self.local_shape(node, strategy.result), self._gradients(node)
             )
-            back = self._seconds(Pass(num_bytes=joined, launches=bool(joined)), node, 1.0)
+            added = Pass(num_bytes=joined, launches=bool(joined))
+            back = self._seconds(added, "forward", node, "aten.add", 1.0)
             return OperatorCost(0.0, back, *inner)
         by_name = self.graph.by_name
         operands = [by_name[name] for name in node.operands]
+        bias = self._is_bias(node, operands)
+        free = bias and not adds_biases(self.cluster)
         forward, backward = passes(
             node,
             tuple(
@@ -145,12 +145,15 @@ class CostModel:
             self.local_shape(node, strategy.result),
             tuple(node.differentiable and o.differentiable for o in operands),
             strategy.work,
-            bias=self._is_bias(node, operands),
+            bias=free,
         )
         scores = len(node.shape) > 3 and node.shape[-1] == node.shape[-2]
         factor = 1.0 if scores else self.traffic
+        family = BIAS if bias else node.family + CUT * parted
         return OperatorCost(
-            self._seconds(forward, node, factor), self._seconds(backward, node, factor), *inner
+            self._seconds(forward, "forward", node, family, factor),
+            self._seconds(backward, "backward", node, family, factor),
+            *inner,
         )
 
     def surroundings(self, node: Node) -> object:
@@ -175,19 +178,17 @@ class CostModel:
             and operands[0].family in PRODUCTS
         )
 
-    def _seconds(self, work: Pass, node: Node, traffic: float) -> float:
+    def _seconds(self, work: Pass, phase: Phase, node: Node, family: str, traffic: float) -> float:
         """Seconds of a pass on this cluster's device; ``traffic`` multiplies memory-bound bytes."""
-        device, cluster = self.cluster.device, self.cluster
-        rate, bandwidth = cluster.flops_per_second(node.dtype), cluster.copy_bytes_per_second
-        total = work.launches * device.launch_s
-        for p in work.products:
-            flops = device.kernels.product_flops(p.batch, p.m, p.n, p.k)
-            total += max(flops / rate, p.elements * node.itemsize / bandwidth)
-        peak, kernels = rate / device.efficiency, device.kernels
-        attended = work.attention_flops / (kernels.attention * peak)
-        attended += work.attention_backward_flops / (kernels.attention_backward * peak)
-        moved = traffic * work.num_bytes / bandwidth
-        return total + max(work.flops / rate + attended, moved)
+        return pass_seconds(
+            self.cluster,
+            work,
+            phase,
+            family=family,
+            dtype=node.dtype,
+            itemsize=node.itemsize,
+            traffic=traffic,
+        )
 
     def local_shape(self, node: Node, layout: Layout) -> Shape:
         """Largest shard of a node's result in ``layout``."""
@@ -203,10 +204,7 @@ class CostModel:
             return 0.0
         elements = self.local_bytes(node, layout) // node.itemsize
         traffic = self.optimizer.traffic_bytes(elements, node.dtype, node.itemsize)
-        cpu = self.cluster.device.kind == "cpu"
-        launches = CPU_UPDATE_LAUNCHES if cpu else FUSED_UPDATE_LAUNCHES
-        copied = traffic / self.cluster.copy_bytes_per_second
-        return copied + launches * self.cluster.device.launch_s
+        return update_seconds(self.cluster, traffic)
 
     def stored_bytes(self, node: Node, layout: Layout) -> tuple[int, int, int]:
         """(itself, gradient, optimizer state) of a leaf stored in ``layout``."""

@@ -2,8 +2,10 @@
 
 Two streams, computing and communicating. A message of an edge or of an operator blocks: computing
 waits for it, and it waits for messages before it. Buckets of gradients do not block: they run
-beside the rest of backward, and the optimizer waits for the last. Everything is of the device at
-coordinate 0, which holds the largest shards.
+beside the rest of backward, and the optimizer waits for the last. Where the device was measured,
+what runs beside a message is slowed by its ``contention``, and slows the message as much; fused
+gradients are copied into their message and back. Everything is of the device at coordinate 0, which
+holds the largest shards.
 
 Memory is the sum of what stays all step (parameters, gradients, optimizer state: gradients count
 in full, as they do where they are not freed between steps), what is kept for backward when the loss
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autoshard.graph import ModelGraph, Node
+from autoshard.measured import Measured
 from autoshard.plan import CollectiveGroup, Memory, StepTime
 from autoshard.program import ALIASES, Edge, Program
 from autoshard.search.cost import CostModel, OperatorCost, weight_values
@@ -91,6 +94,7 @@ class _Pricer:
         self.model, self.program, self.limit = model, program, memory_limit
         self.graph: ModelGraph = program.graph
         self.origin = (0,) * len(program.sizes)
+        self.measured = model.cluster.device.measured or Measured()
         self.keep_events = timeline
         self.events: list[Event] = []
         self.now = 0.0
@@ -103,9 +107,11 @@ class _Pricer:
     def run(self) -> Priced:
         """Simulate one step, then walk its memory."""
         program = self.program
+        self._work("step", "forward", self.measured.step_s)
         self._forward()
         forward_s = self.now
         self._backward()
+        self._finish_buckets()
         waited = max(self.now, self.link_free)
         backward_s = waited - forward_s
         update = self._optimizer_seconds()
@@ -194,7 +200,9 @@ class _Pricer:
     def _sent(self, node: Node, sent_after: Mapping[str, Sequence[int]]) -> None:
         """What is sent once a node's own backward is done."""
         for index in sent_after.get(node.name, ()):
-            self._bucket(self.program.bucket_collective(index, self.origin))
+            message = self.program.bucket_collective(index, self.origin)
+            self._copy(message, len(self.program.buckets[index].parameters))
+            self._bucket(message)
 
     def _operator(self, node: Node) -> OperatorCost:
         strategy = self.program.strategies[node.name]
@@ -248,6 +256,22 @@ class _Pricer:
         row[2] += seconds
         self.communication += seconds
 
+    def _copy(self, message: Collective, parameters: int) -> None:
+        """Half of a bucket's copies; a single gradient is its own message."""
+        copies = self.measured.gradient_copies / 2 if parameters > 1 else 0.0
+        seconds = 2 * copies * message.num_bytes / self.model.cluster.copy_bytes_per_second
+        self._work(f"fused {message.value}", "backward", seconds)
+
+    def _finish_buckets(self) -> None:
+        """The optimizer waits for the last message, and gradients are copied out of theirs."""
+        buckets = self.program.buckets
+        if not buckets or not self.measured.gradient_copies:
+            return
+        self.now = max(self.now, self.link_free)
+        for index, bucket in enumerate(buckets):
+            message = self.program.bucket_collective(index, self.origin)
+            self._copy(message, len(bucket.parameters))
+
     def _message(
         self,
         op: str,
@@ -280,10 +304,15 @@ class _Pricer:
     def _work(self, name: str, phase: Phase, seconds: float) -> None:
         if not seconds:
             return
+        slowed = seconds
+        if contention := self.measured.contention:
+            both = min(seconds, max(0.0, self.link_free - self.now))
+            slowed += contention * both
+            self.link_free += contention * both
         if self.keep_events:
-            self._event("compute", name, phase, self.now, seconds)
+            self._event("compute", name, phase, self.now, slowed)
         self.compute += seconds
-        self.now += seconds
+        self.now += slowed
 
     def _event(
         self,

@@ -16,6 +16,9 @@ from autoshard.sharding.layout import Shape
 PRODUCTS = frozenset(
     {"aten.linear", "aten.matmul", "aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"}
 )
+CONVOLUTIONS = frozenset(
+    {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.conv_transpose2d"}
+)
 ATTENTION = "aten.scaled_dot_product_attention"
 NORMS = frozenset({"aten.layer_norm", "aten.rms_norm", "aten.group_norm", "aten.batch_norm"})
 
@@ -50,6 +53,7 @@ class Pass:
             out not counted.
         attention_backward_flops: the same of its backward.
         num_bytes: traffic of memory-bound work.
+        scores_bytes: of the matrix of attention scores, where dropout wants it.
         launches: kernels.
     """
 
@@ -58,6 +62,7 @@ class Pass:
     attention_flops: float = 0.0
     attention_backward_flops: float = 0.0
     num_bytes: float = 0.0
+    scores_bytes: float = 0.0
     launches: int = 0
 
 
@@ -90,10 +95,17 @@ def passes(
     if family == ATTENTION:
         flops = node.flops_forward * work * (0.5 if node.attrs.get("is_causal") else 1.0)
         moved = sum(sizes) + out
-        back = Pass(attention_flops=ATTENTION_BACKWARD * flops, num_bytes=2.0 * moved, launches=2)
-        return Pass(attention_flops=flops, num_bytes=moved, launches=1), (
-            back if any(wants) else Pass()
+        scores = 0.0
+        if node.attrs.get("dropout_p"):
+            scores = prod(shapes[0][:-1]) * shapes[1][-2] * node.itemsize
+        back = Pass(
+            attention_flops=ATTENTION_BACKWARD * flops,
+            num_bytes=2.0 * moved,
+            scores_bytes=scores,
+            launches=2,
         )
+        there = Pass(attention_flops=flops, num_bytes=moved, scores_bytes=scores, launches=1)
+        return there, (back if any(wants) else Pass())
     if node.flops_forward > 4 * prod(node.shape) * max(1, len(shapes)):
         # Convolutions and what else works more than it moves.
         moved = sum(sizes) + out

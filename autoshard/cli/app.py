@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autoshard.cli.calibrate import calibrate
 from autoshard.cli.export import export, import_
 from autoshard.cli.options import given, parse_bytes, writable
 from autoshard.cli.output import Output, guarded
@@ -451,6 +452,7 @@ def validate(
         raise failed
 
 
+app.command(short_help="Measure this machine, write a cluster file.")(calibrate)
 app.command(short_help="Plan, price or measure many points.")(sweep)
 app.command(short_help="Show or write the rows of a sweep.")(results)
 app.command(short_help="Draw a trace of communication.")(visualize)

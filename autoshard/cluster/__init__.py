@@ -13,7 +13,16 @@ links, :mod:`reading` documents.
 
 from autoshard.cluster.hierarchy import Cluster, figures
 from autoshard.cluster.known import ALIASES, links, preset_document, presets
-from autoshard.cluster.parts import ALGORITHMS, WIRES, Algorithm, Device, Reduction, Tier, Wires
+from autoshard.cluster.parts import (
+    ALGORITHMS,
+    WIRES,
+    Algorithm,
+    Device,
+    Library,
+    Reduction,
+    Tier,
+    Wires,
+)
 from autoshard.cluster.prices import CollectivePrices
 from autoshard.cluster.reading import CLUSTER_VERSION
 
@@ -26,6 +35,7 @@ __all__ = [
     "Cluster",
     "CollectivePrices",
     "Device",
+    "Library",
     "Reduction",
     "Tier",
     "Wires",

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.known import preset_document, with_links
-from autoshard.cluster.parts import Algorithm, Device, Tier
+from autoshard.cluster.parts import Algorithm, Device, Library, Tier
 from autoshard.cluster.prices import CollectivePrices
 from autoshard.cluster.reading import CLUSTER_VERSION, KIND, read, tier_document
 from autoshard.errors import MeshError, RequestError
+from autoshard.sharding.collective import MessageOp
 from autoshard.sharding.layout import Shape
 
 _FALLBACK_DTYPES = {
@@ -41,6 +42,7 @@ class Cluster:
         reserve_bytes: memory of a device that no tensor gets: context, communication buffers,
             fragmentation.
         sources: where each figure comes from, by dotted field name.
+        library: what the library makes of single kinds of collectives; 1 where it is missing.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Cluster:
     collective_s: float
     reserve_bytes: int
     sources: Mapping[str, str] = field(default_factory=dict)
+    library: Mapping[MessageOp, Library] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the number of devices, and that the tiers stand in each other."""
@@ -90,7 +93,7 @@ class Cluster:
         Raises:
             MeshError: a number that fills no whole nodes; the message lists valid ones.
         """
-        if self.device.kind == "cpu" and len(self.tiers) == 1:
+        if self.device.kind == "cpu" and [t.name for t in self.tiers] == ["node"]:
             return _shared_machine(self, devices)
         return replace(self, devices=devices)
 
@@ -134,7 +137,12 @@ class Cluster:
                 f"cluster {self.name} has {self.devices}; their numbers must agree"
             )
         return CollectivePrices(
-            self.tiers, self.algorithms, self.collective_s, self.devices_per_node, tuple(sizes)
+            self.tiers,
+            self.algorithms,
+            self.collective_s,
+            self.devices_per_node,
+            tuple(sizes),
+            self.library,
         )
 
     # ---- where one comes from ---------------------------------------------------------------
@@ -180,6 +188,8 @@ class Cluster:
 
     def to_json(self) -> dict[str, Any]:
         """A plain document."""
+        measured = self.device.measured
+        library = {op: {"latency": f.latency, "bytes": f.bytes} for op, f in self.library.items()}
         return {
             "kind": KIND,
             "schema_version": CLUSTER_VERSION,
@@ -199,8 +209,10 @@ class Cluster:
                 "memory_efficiency": self.device.memory_efficiency,
                 "launch_s": self.device.launch_s,
                 "kernels": self.device.kernels.to_json(),
+                **({} if measured is None else {"measured": measured.to_json()}),
             },
             "tiers": {tier.name: tier_document(tier) for tier in self.tiers},
+            **({"library": library} if library else {}),
             "sources": dict(self.sources),
         }
 
@@ -266,6 +278,7 @@ def _local(document: Mapping[str, Any], devices: int) -> Cluster:
         **values["sources"],
         "devices_per_node": "all processes run on this machine",
         "device.memory_bytes": "psutil.virtual_memory().total, divided by the number of processes",
+        "tiers.node.at_once": "psutil.cpu_count(): the cores that processes take turns on",
     }
     return _shared_machine(Cluster.from_json(values), devices)
 
@@ -286,30 +299,24 @@ def _shared_machine(cluster: Cluster, devices: int) -> Cluster:
     """``cluster`` (processes on one machine) with another number of processes.
 
     A process has one core to itself while there are enough; beyond that all of them share: rates
-    fall and what a launch costs rises in proportion. Each hop of a message then waits for a core
-    twice, to be sent and to be received: 4 processes on 2 cores measured 0.6 to 1 ms a hop against
-    0.15 ms (``python -m benchmarks.local_constants 4``).
+    fall and what a launch costs rises in proportion. A message waits for turns (``Tier.at_once``).
     """
     _check_devices(devices, max(1, devices) if isinstance(devices, int) else 1, cluster.name)
-    cores = _cores()
+    cores = cluster.inside.at_once or _cores()
     ratio = min(1.0, cores / devices) / min(1.0, cores / cluster.devices)
-    device, link = cluster.device, cluster.inside
-    memory = device.memory_bytes * cluster.devices // devices
-    slower = replace(
-        link,
-        latency_s=link.latency_s / ratio**2,
-        bulk_latency_s=link.bulk_latency_s / ratio**2,
-    )
+    device = cluster.device
+    measured = device.measured
     return replace(
         cluster,
-        tiers=(slower,),
+        tiers=(replace(cluster.inside, at_once=cores),),
         devices=devices,
         devices_per_node=devices,
         device=replace(
             device,
             peak_flops_per_second={k: v * ratio for k, v in device.peak_flops_per_second.items()},
-            memory_bytes=memory,
+            memory_bytes=device.memory_bytes * cluster.devices // devices,
             memory_bytes_per_second=device.memory_bytes_per_second * ratio,
             launch_s=device.launch_s / ratio,
+            measured=measured and replace(measured, step_s=measured.step_s / ratio),
         ),
     )

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 from autoshard.errors import RequestError
 from autoshard.kernels import Kernels
+from autoshard.measured import Measured
 
 Wires = Literal["switch", "mesh", "ring"]
 WIRES: tuple[Wires, ...] = get_args(Wires)
@@ -32,6 +33,7 @@ class Device:
         memory_efficiency: share of that which a long copy sustains.
         launch_s: least seconds of one operator, launch included.
         kernels: what shapes do to the rates above.
+        measured: what ``autoshard calibrate`` found; None: it was not run there.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Device:
     memory_efficiency: float
     launch_s: float
     kernels: Kernels = field(default_factory=Kernels)
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,21 @@ class Reduction:
 
     bytes_per_second: float
     latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """What a library makes of one kind of collective, by what the law of its algorithm says.
+
+    Gloo's reduce_scatter, for one, sends as much as an all_reduce.
+
+    Attributes:
+        latency: factor on what does not depend on the bytes.
+        bytes: factor on what does.
+    """
+
+    latency: float = 1.0
+    bytes: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +100,8 @@ class Tier:
             a ring with links both ways (a dimension of a torus), of which a part of the ring has
             half the rate.
         reduction: what the tier's switches sum, if they do.
+        at_once: devices of one unit that can send or receive at the same time; None: all. A group
+            with more of them in a unit waits for turns: processes that share cores.
     """
 
     name: str
@@ -94,6 +114,7 @@ class Tier:
     devices_per_card: int = 1
     wires: Wires = "switch"
     reduction: Reduction | None = None
+    at_once: int | None = None
 
     def __post_init__(self) -> None:
         """Check what the prices rely on."""

@@ -20,6 +20,10 @@ pairwise      all_to_all: sum over tiers of w (q - 1) (a + n / p / (W / w)); on 
 send_recv     the slowest hop to the next member: a + n / W
 ============  ==================================================================================
 
+Where fewer devices of a unit can send at once than a group has there (``at_once``: processes that
+share cores), everything that does not depend on n is paid once a turn. ``library`` has factors on
+the two parts of a line, for collectives that a library makes otherwise than the laws say.
+
 Each stands twice: short messages (``latency_s``, W times ``short_share``) and bulk transfers
 (``bulk_latency_s``, W); sums by switches are bulk only.
 
@@ -31,15 +35,15 @@ switch, for which all send, and writes it once to all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.cluster.crossing import Crossing, crossings, send_crossings, spread
-from autoshard.cluster.parts import Algorithm, Tier
+from autoshard.cluster.crossing import Crossing, crossings, most_in_a_unit, send_crossings, spread
+from autoshard.cluster.parts import Algorithm, Library, Tier
 from autoshard.sharding.collective import MessageOp
 from autoshard.sharding.layout import Shape
 
@@ -75,6 +79,7 @@ class CollectivePrices:
         collective_s: seconds of starting one, whatever its size.
         devices_per_node: for :meth:`group`.
         sizes: of the mesh, which lies row-major on the devices.
+        library: factors on what the laws say, by collective.
     """
 
     def __init__(
@@ -84,7 +89,9 @@ class CollectivePrices:
         collective_s: float,
         devices_per_node: int,
         sizes: Shape,
+        library: Mapping[MessageOp, Library] | None = None,
     ) -> None:
+        self.library = library or {}
         self.tiers, self.algorithms, self.collective_s = tiers, algorithms, collective_s
         self.devices_per_node, self.sizes = devices_per_node, sizes
         self._lines: dict[tuple[str, tuple[int, ...]], tuple[Line, ...]] = {}
@@ -123,18 +130,24 @@ class CollectivePrices:
         return self._lines[key]
 
     def _algorithms(self, op: MessageOp, axes: tuple[int, ...], members: int) -> Iterator[Line]:
-        base = self.collective_s
+        base, made = self.collective_s, self.library.get(op, Library())
         if op == "send_recv":
             for latency, slope in _send(send_crossings(self.tiers, self.sizes, axes)):
-                yield base + latency, slope
+                yield (base + latency) * made.latency, slope * made.bytes
             return
         if axes not in self._crossings:
             self._crossings[axes] = crossings(self.tiers, self.sizes, axes)
         crossed = self._crossings[axes]
+        turns = self._turns(axes) * made.latency
         for bulk in (False, True):
             levels = tuple(_level(c, bulk) for c in crossed)
             for latency, slope in self._of(op, members, crossed, levels, bulk):
-                yield base + latency, slope
+                yield (base + latency) * turns, slope * made.bytes
+
+    def _turns(self, axes: tuple[int, ...]) -> float:
+        """How often those members of a group must take turns that share what sends."""
+        turns = [most_in_a_unit(self.sizes, axes, t) / t.at_once for t in self.tiers if t.at_once]
+        return max([1.0, *turns])
 
     def _of(
         self,

@@ -10,9 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from autoshard.cluster.parts import ALGORITHMS, WIRES, Algorithm, Device, Reduction, Tier, Wires
+from autoshard.cluster.parts import (
+    ALGORITHMS,
+    WIRES,
+    Algorithm,
+    Device,
+    Library,
+    Reduction,
+    Tier,
+    Wires,
+)
 from autoshard.errors import RequestError
 from autoshard.kernels import Kernels
+from autoshard.measured import Measured
+from autoshard.sharding.collective import MESSAGE_OPS, MessageOp
 
 CLUSTER_VERSION = 2
 KIND = "autoshard.cluster"
@@ -39,6 +50,7 @@ def read(document: object) -> dict[str, Any]:
         "collective_s": _float("collective_s", values, zero=True),
         "reserve_bytes": _whole("reserve_bytes", values, zero=True),
         "algorithms": _algorithms(values),
+        "library": _library(values),
         "device": Device(
             name=_text("name", device),
             kind=_text("kind", device),
@@ -51,6 +63,7 @@ def read(document: object) -> dict[str, Any]:
             memory_efficiency=_float("memory_efficiency", device),
             launch_s=_float("launch_s", device, zero=True),
             kernels=Kernels.from_json(device.get("kernels", {})),
+            measured=Measured.from_json(device["measured"]) if "measured" in device else None,
         ),
         # Sorted, since JSON objects have no order: the one without a bound is the outermost.
         "tiers": tuple(sorted(tiers, key=lambda t: (t.devices is None, t.devices or 0))),
@@ -120,6 +133,8 @@ def tier_document(tier: Tier) -> dict[str, Any]:
     }
     if tier.devices is not None:
         out["devices"] = tier.devices
+    if tier.at_once is not None:
+        out["at_once"] = tier.at_once
     if tier.reduction is not None:
         out["reduction"] = {
             "bytes_per_second": tier.reduction.bytes_per_second,
@@ -159,6 +174,7 @@ def _tier(name: str, tiers: Mapping[str, Any]) -> Tier:
         devices_per_card=_whole("devices_per_card", values) if "devices_per_card" in values else 1,
         wires=cast(Wires, wires),
         reduction=reduction,
+        at_once=_whole("at_once", values) if "at_once" in values else None,
     )
 
 
@@ -172,6 +188,21 @@ def _algorithms(values: Mapping[str, Any]) -> tuple[Algorithm, ...]:
             f"of {', '.join(ALGORITHMS)}, with ring or hierarchical at least; found {found!r}"
         )
     return tuple(a for a in ALGORITHMS if a in names)
+
+
+def _library(values: Mapping[str, Any]) -> dict[MessageOp, Library]:
+    out: dict[MessageOp, Library] = {}
+    for op in _section(values, "library", optional=True):
+        if not op:
+            continue
+        if op not in MESSAGE_OPS:
+            raise RequestError(
+                f"cluster document: library.{op} is no collective; known: {', '.join(MESSAGE_OPS)}"
+            )
+        found = _section(values["library"], op)
+        found[""] = f"library.{op}"
+        out[op] = Library(latency=_float("latency", found, zero=True), bytes=_float("bytes", found))
+    return out
 
 
 def _section(values: Mapping[str, Any], name: str, optional: bool = False) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 MessageOp = CollectiveOp | Literal["send_recv"]
+MESSAGE_OPS: tuple[MessageOp, ...] = (*get_args(CollectiveOp), "send_recv")
 """A collective, or a message from each member of a group to the next one."""
 Phase = Literal["forward", "backward"]
 

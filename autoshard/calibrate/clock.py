@@ -1,0 +1,101 @@
+"""How seconds are taken: means over windows in which every process works, and their median.
+
+Where processes share cores, one call is either interrupted or not, so the median of calls says
+nothing; over a window of many calls every process has had its turns.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import torch
+
+from autoshard.runtime.comm import Communicator, Reduction
+
+Parts = Sequence[float]
+"""Seconds of the parts of one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Takes the time of calls, on all processes together.
+
+    Args:
+        device: where the calls compute.
+        comm: of all processes; None: there is one.
+        window_s: seconds that one window lasts.
+        windows: how many.
+    """
+
+    device: torch.device
+    comm: Communicator | None = None
+    window_s: float = 0.06
+    windows: int = 3
+
+    def now(self) -> float:
+        """Seconds, once the device has done what it was given."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter()
+
+    def parts(self, call: Callable[[], Parts]) -> tuple[float, ...]:
+        """Mean seconds of each part of ``call`` in the window that is the median."""
+        call()
+        began = self.now()
+        call()
+        count = self._repetitions(self.now() - began)
+        found = []
+        for _ in range(self.windows):
+            self.meet()
+            rows = [tuple(call()) for _ in range(count)]
+            found.append([fmean(column) for column in zip(*rows, strict=True)])
+        return tuple(median(column) for column in zip(*found, strict=True))
+
+    def seconds(self, call: Callable[[], object]) -> float:
+        """Mean seconds of ``call`` in the window that is the median."""
+        (found,) = self.between((call,))
+        return found
+
+    def between(self, calls: Sequence[Callable[[], object]]) -> tuple[float, ...]:
+        """Mean seconds of each of several calls, whose windows take turns."""
+        counts = []
+        for call in calls:
+            call()
+            self.meet()
+            began = self.now()
+            call()
+            counts.append(self._repetitions(self.now() - began))
+        found: list[list[float]] = [[] for _ in calls]
+        for _ in range(self.windows):
+            for row, call, count in zip(found, calls, counts, strict=True):
+                self.meet()
+                began = self.now()
+                for _ in range(count):
+                    call()
+                row.append((self.now() - began) / count)
+        return tuple(median(row) for row in found)
+
+    def meet(self) -> None:
+        """Wait for the other processes."""
+        self.least(0.0)
+
+    def least(self, value: float) -> float:
+        """The least that any process has."""
+        return self._agreed(value, "min")
+
+    def most(self, value: float) -> float:
+        """The most that any process has."""
+        return self._agreed(value, "max")
+
+    def _agreed(self, value: float, op: Reduction) -> float:
+        if self.comm is None:
+            return value
+        found = torch.tensor(value, dtype=torch.float64)
+        return float(self.comm.all_reduce(found, op, tuple(range(len(self.comm.mesh)))))
+
+    def _repetitions(self, seconds: float) -> int:
+        """The same on every process: the fewest of what they found."""
+        return int(self.least(max(2, min(2000, int(self.window_s / max(seconds, 1e-9))))))

@@ -1,0 +1,95 @@
+"""Seconds of what an operator's kernels do on a device: the law and its constants in one place.
+
+    products     max(operations with what shapes waste / rate, bytes / bandwidth), each
+    attention    operations / (share of the peak that attention reaches)
+    convolution  operations / (share of the rate)
+    the rest     factor x bytes / bandwidth
+    and a launch for each kernel
+
+Where the device was measured (``Device.measured``), factors are those of the operator's family;
+there, too, work and traffic of convolutions and attention add up, as they do where one core does
+both.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from autoshard.cluster import Cluster
+from autoshard.measured import BIAS, SCORES, UPDATE, Factor
+from autoshard.search.work import CONVOLUTIONS, Pass
+
+Phase = Literal["forward", "backward"]
+
+
+def pass_seconds(
+    cluster: Cluster,
+    work: Pass,
+    phase: Phase,
+    *,
+    family: str,
+    dtype: str,
+    itemsize: int,
+    traffic: float,
+) -> float:
+    """Seconds of one pass of an operator.
+
+    Args:
+        cluster: whose device runs it.
+        work: what its kernels do.
+        phase: forward or backward.
+        family: of the operator, for the factor of its memory-bound work.
+        dtype: that it computes in.
+        itemsize: bytes of an element.
+        traffic: factor on memory-bound bytes where the family was not measured.
+    """
+    device, measured = cluster.device, cluster.device.measured
+    rate, bandwidth = cluster.flops_per_second(dtype), cluster.copy_bytes_per_second
+    kernels, edge = device.kernels, 0.0 if measured is None else measured.edge
+    total = work.launches * device.launch_s
+    for p in work.products:
+        flops = kernels.product_flops(p.batch, p.m + edge, p.n + edge, p.k)
+        total += max(flops / rate, p.elements * itemsize / bandwidth)
+    peak = rate / device.efficiency
+    attended = work.attention_flops / (kernels.attention * peak)
+    attended += work.attention_backward_flops / (kernels.attention_backward * peak)
+    found = None if measured is None else measured.operators.get(family)
+    moved = (traffic if found is None else _of(found, phase)) * work.num_bytes / bandwidth
+    if measured is None:
+        return total + max(work.flops / rate + attended, moved)
+    if family in CONVOLUTIONS:
+        share = measured.convolution if phase == "forward" else measured.convolution_backward
+        total += work.flops / (share * rate) + moved
+    else:
+        total += max(work.flops / rate, moved) + attended
+    scores = measured.operators.get(SCORES, Factor(forward=0.0))
+    return total + _of(scores, phase) * work.scores_bytes / bandwidth
+
+
+def update_seconds(cluster: Cluster, traffic_bytes: float) -> float:
+    """Seconds of an optimizer's update of one tensor that needs so much traffic at least."""
+    device, measured = cluster.device, cluster.device.measured
+    factor = 1.0
+    if measured is None:
+        launches = CPU_UPDATE_LAUNCHES if device.kind == "cpu" else FUSED_UPDATE_LAUNCHES
+    else:
+        launches = measured.update_launches
+        factor = measured.operators.get(UPDATE, Factor(forward=1.0)).forward
+    return factor * traffic_bytes / cluster.copy_bytes_per_second + launches * device.launch_s
+
+
+def adds_biases(cluster: Cluster) -> bool:
+    """Whether a bias is added to a product by an operator of its own."""
+    measured = cluster.device.measured
+    return measured is not None and BIAS in measured.operators
+
+
+def _of(factor: Factor, phase: Phase) -> float:
+    return factor.forward if phase == "forward" else factor.backward
+
+
+CPU_UPDATE_LAUNCHES = 12
+"""Small operators of one AdamW update of one tensor on a CPU, where torch updates one by one."""
+
+FUSED_UPDATE_LAUNCHES = 0.1
+"""The same elsewhere, where torch updates many tensors with one kernel (assumed)."""
