@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autoshard.runtime.comm import Communicator
+from autoshard.runtime.eager.copies import COPY
 from autoshard.runtime.eager.fused import with_bias
 from autoshard.runtime.eager.known import is_count, whole_of
 from autoshard.runtime.eager.planning import Move, Out, Run, Schedule, Store
@@ -237,7 +238,7 @@ def _result(out: Any, slots: list[Any], tensors: Sequence[Tensor]) -> Any:
         if out.alias is not None:
             shown = tensors[out.alias]
             if not is_alias_of(found, shown):
-                found.__dict__["_autoshard_copy"] = shown
+                found.__dict__[COPY] = shown
         return found
     if isinstance(out, tuple) and hasattr(out, "_fields"):
         return type(out)(*(_result(v, slots, tensors) for v in out))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -17,17 +15,17 @@ from autoshard.errors import RequestError
 from autoshard.runtime.comm import Communicator
 from autoshard.runtime.eager.bound import Bound
 from autoshard.runtime.eager.choose import Chooser
+from autoshard.runtime.eager.composites import ungated
+from autoshard.runtime.eager.copies import COPY, Copied, check_copies, note_copies, refuse
 from autoshard.runtime.eager.gradients import Gradients
 from autoshard.runtime.eager.planning import Given, Schedule, plan
 from autoshard.runtime.eager.record import odd_strides, record
 from autoshard.runtime.eager.tags import NAME, Meta, meta_of, set_meta
 from autoshard.runtime.moves import Mover
-from autoshard.sharding.layout import RP, Layout, P, R, forward_half
+from autoshard.sharding.layout import RP, Layout, R, forward_half
 from autoshard.sharding.registry import user_rule_texts
 
 _CACHE = "_autoshard_moved"
-COPY = "_autoshard_copy"
-NO_INDEX = object()
 MOST_PLANS = 1 << 14
 _functorch = torch._C._functorch
 
@@ -49,21 +47,6 @@ def handles(*functions: Any) -> Callable[[Handler], Handler]:
         return handler
 
     return register
-
-
-@dataclass(slots=True)
-class Copied:
-    """What a copy would be a view of, on one device.
-
-    Attributes:
-        base: its base.
-        index: where it lies in the base, or ``NO_INDEX``.
-        version: of the base when the copy was taken.
-    """
-
-    base: Tensor
-    index: Any
-    version: int
 
 
 class UnkeyableError(Exception):
@@ -308,7 +291,7 @@ class Engine:
             return self._without_plan(func, args, kwargs)
         copies = [t for t in tensors if COPY in t.__dict__]
         if copies:
-            self._check_copies(func, copies)
+            check_copies(func, copies)
             written = [tensors[i] for i in found.written if COPY in tensors[i].__dict__]
             for target in written:
                 self.refuse_copy(target)
@@ -318,7 +301,7 @@ class Engine:
         else:
             out = found(tensors, self)
         if found.aliases:
-            self._note_copies(func, args, out)
+            note_copies(func, args, out)
         return out
 
     def _any_tagged(self, value: Any) -> bool:
@@ -485,31 +468,7 @@ class Engine:
         Raises:
             RequestError: for a view that had to be moved and is no index of its base.
         """
-        copy = target.__dict__.get(COPY)
-        if isinstance(copy, Copied) and copy.index is NO_INDEX:
-            raise RequestError(
-                f"a write in place to a view of shape {self.shape(target)}: its base is cut so "
-                "that the view had to be communicated, and the write would not reach the base; "
-                "write to the base (base[index] = value), or work on a clone()"
-            )
-
-    def _note_copies(self, func: Any, args: Any, out: Any) -> None:
-        """Of results that torch would give as views and that had to be moved: of what."""
-        for one in out if isinstance(out, (list, tuple)) else (out,):
-            base = one.__dict__.get(COPY) if isinstance(one, Tensor) else None
-            if isinstance(base, Tensor):
-                index = args[1] if func is torch.Tensor.__getitem__ else NO_INDEX
-                one.__dict__[COPY] = Copied(base, index, base._version)
-
-    def _check_copies(self, func: Any, copies: Sequence[Tensor]) -> None:
-        for tensor in copies:
-            copy = tensor.__dict__[COPY]
-            if isinstance(copy, Copied) and copy.base._version != copy.version:
-                raise RequestError(
-                    f"{getattr(func, '__name__', func)} reads a view of shape {self.shape(tensor)} "
-                    "whose base was written to after the view was taken; the base is cut so that "
-                    "the view is a copy. Take the view again after the write"
-                )
+        refuse(target, self.shape(target))
 
     def _write_through(self, target: Tensor) -> None:
         copy = target.__dict__[COPY]
@@ -593,42 +552,6 @@ def forget_plans() -> None:
             engine._plans.clear()
 
 
-# ---- composites -------------------------------------------------------------------------------
-
-_ungated: dict[Any, Any] = {}
-_GATES = frozenset(
-    {"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"}
-)
-
-
-def _closed(*_: object, **__: object) -> bool:
-    return False
-
-
-def ungated(func: Any) -> Callable[..., Any] | None:
-    """A Python function of torch that does not ask for a mode again; None for other functions."""
-    if func in _ungated:
-        return cast("Callable[..., Any] | None", _ungated[func])
-    made = None
-    if isinstance(func, types.FunctionType) and func.__module__.startswith("torch"):
-        inner = func
-        while hasattr(inner, "__wrapped__") and isinstance(inner.__wrapped__, types.FunctionType):
-            inner = inner.__wrapped__
-        scope: Mapping[str, Any] = inner.__globals__
-        patched = {k: (_closed if k in _GATES else v) for k, v in scope.items()}
-        made = types.FunctionType(
-            inner.__code__, patched, inner.__name__, inner.__defaults__, inner.__closure__
-        )
-        made.__kwdefaults__ = inner.__kwdefaults__
-    _ungated[func] = made
-    return made
-
-
 def forget_moved(tensor: Tensor) -> None:
     """Drop what a tensor was moved to."""
     tensor.__dict__.pop(_CACHE, None)
-
-
-def is_partial(layout: Layout) -> bool:
-    """Whether some axis holds summands."""
-    return any(s is P for s in layout)
