@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.errors import MeshError, RequestError
+from autoshard.runtime.pairs import MOST_BYTES, Pair, connect
 from autoshard.runtime.processes.world import DEFAULT_TIMEOUT_S, current_world
 from autoshard.sharding.collective import Collective, CollectiveOp, Phase
 from autoshard.sharding.layout import Shape, coordinate_of
@@ -121,6 +122,7 @@ class Pending:
 
 
 _groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+_pairs: dict[tuple[int, ...], Pair | None] = {}  # of those groups that are two local processes
 _groups_of: object = None  # the default group they belong to
 _communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -138,7 +140,15 @@ def _release_groups() -> None:
     for communicator in _communicators:
         communicator._by_axes.clear()
     _groups.clear()
+    _close_pairs()
     _groups_of = None
+
+
+def _close_pairs() -> None:
+    for pair in _pairs.values():
+        if pair is not None:
+            pair.close()
+    _pairs.clear()
 
 
 def _group(ranks: tuple[int, ...], timeout: timedelta) -> dist.ProcessGroup:
@@ -146,6 +156,7 @@ def _group(ranks: tuple[int, ...], timeout: timedelta) -> dist.ProcessGroup:
     global _groups_of
     if _groups_of is not dist.group.WORLD:
         _groups.clear()
+        _close_pairs()
         _groups_of = dist.group.WORLD
     found = _groups.get(ranks)
     if found is None:
@@ -223,12 +234,15 @@ class Communicator:
         self._timeout = timedelta(seconds=timeout_s)
         self._by_axes: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         _communicators.add(self)
+        self._pairs: dict[tuple[int, ...], Pair | None] = {}
         self._names: dict[tuple[int, ...], tuple[str, ...]] = {}
         if not _is_fake():
             axes = range(len(self.mesh))
             for count in range(1, len(self.mesh) + 1):
                 for subset in combinations(axes, count):
                     self.group(subset)
+                    if world is not None and world.is_local and self.size(subset) == 2:
+                        self._pairs[subset] = self._pair(subset)
 
     def group(self, axes: tuple[int, ...]) -> dist.ProcessGroup | None:
         """This rank's group over ``axes`` (ascending), row-major in them; None for one rank."""
@@ -241,6 +255,20 @@ class Communicator:
         ranks = self.ranks(axes)
         found = self._by_axes[axes] = _group(ranks, self._timeout) if len(ranks) > 1 else None
         return found
+
+    def _pair(self, axes: tuple[int, ...]) -> Pair | None:
+        """What joins the two ranks of a group over ``axes``, made once as the group is."""
+        ranks = self.ranks(axes)
+        if ranks not in _pairs:
+            (other,) = (rank for rank in ranks if rank != self.rank)
+
+            def share(data: bytes) -> bytes:
+                box = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                dist.broadcast(box, group=self.group(axes), group_src=0)
+                return box.numpy().tobytes()
+
+            _pairs[ranks] = connect(self.rank, other, self._timeout.total_seconds(), share)
+        return _pairs[ranks]
 
     def ranks(self, axes: Sequence[int]) -> tuple[int, ...]:
         """The ranks that differ from this one on ``axes`` only, row-major, this one included."""
@@ -364,8 +392,11 @@ class Communicator:
         number = 0
         if self.recorder is not None:
             number = self.recorder.start(self._collective(op, buffer, result, axes, phase, value))
-        work = None
-        if buffer.numel():  # all ranks of a group agree on the size
+        work: Any = None
+        pair = self._pairs.get(axes) if op == "all_reduce" else None
+        if pair is not None and _suits_a_pair(buffer):
+            work = pair.start(_flat(buffer), reduction)
+        elif buffer.numel():  # all ranks of a group agree on the size
             work = _issue(op, buffer, result, group, size, reduction, async_op)
         pending = Pending(result, work, self.recorder, number)
         if not async_op:
@@ -388,6 +419,20 @@ class Communicator:
         return Collective(op, names, counted.numel() * counted.element_size(), phase, value)
 
 
+def _suits_a_pair(buffer: torch.Tensor) -> bool:
+    return (
+        0 < buffer.nbytes <= MOST_BYTES
+        and buffer.device.type == "cpu"
+        and (buffer.dtype in _MOVED or buffer.dtype.is_complex)
+    )
+
+
+def _flat(buffer: torch.Tensor) -> torch.Tensor:
+    if not buffer.is_contiguous():
+        raise ValueError(f"a collective needs a contiguous buffer; strides {buffer.stride()}")
+    return (torch.view_as_real(buffer) if buffer.dtype.is_complex else buffer).view(-1)
+
+
 def _issue(
     op: CollectiveOp,
     buffer: torch.Tensor,
@@ -399,11 +444,7 @@ def _issue(
 ) -> Any:
     """Issue on flat buffers; the work, or None if it is done."""
     reduces = op in ("all_reduce", "reduce_scatter")
-    if not buffer.is_contiguous():
-        raise ValueError(f"a collective needs a contiguous buffer; strides {buffer.stride()}")
-    if buffer.dtype.is_complex:
-        buffer, result = torch.view_as_real(buffer), torch.view_as_real(result)
-    given, out = buffer.view(-1), result.view(-1)
+    given, out = _flat(buffer), _flat(result)
     if not reduces and given.dtype not in _MOVED:
         given, out = given.view(torch.uint8), out.view(torch.uint8)
     if op == "all_reduce":

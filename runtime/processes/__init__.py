@@ -2,7 +2,7 @@
 
 from autoshard.runtime.processes.channel import Progress
 from autoshard.runtime.processes.launcher import launcher, shut_down
-from autoshard.runtime.processes.pool import Pool, get_pool
+from autoshard.runtime.processes.pool import Pool, Prepared, get_pool
 from autoshard.runtime.processes.world import (
     DEFAULT_TIMEOUT_S,
     World,
@@ -15,6 +15,7 @@ from autoshard.runtime.processes.world import (
 __all__ = [
     "DEFAULT_TIMEOUT_S",
     "Pool",
+    "Prepared",
     "Progress",
     "World",
     "backend_of",

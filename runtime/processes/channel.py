@@ -16,6 +16,7 @@ from typing import Literal
 from autoshard.runtime.processes.payload import Parcel
 
 _HEADER = struct.Struct("!QB")
+_KEPT_BYTES = 4096  # a message up to here is kept, should it come again
 
 
 # ---- caller -> zygote ----
@@ -85,7 +86,6 @@ class Released:
 class Call:
     """Run a function; the parcel holds ``(function, args, kwargs)``."""
 
-    number: int
     path: tuple[str, ...]
     folder: str
     parcel: Parcel
@@ -114,10 +114,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the function returned."""
+    """What the function returned; without a parcel: None."""
 
-    number: int
-    parcel: Parcel
+    parcel: Parcel | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +137,17 @@ class Failure:
 
 
 class Channel:
-    """One end of a stream socket that carries whole messages. Sending is thread-safe."""
+    """One end of a stream socket that carries whole messages. Sending is thread-safe.
+
+    A message is a value. The same one sent again is not pickled again; and where the bytes of the
+    last one come in again, so does the object.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self._sending = threading.Lock()
+        self._sent: tuple[object, bytes] = None, b""
+        self._received: tuple[bytes, object] = b"", None
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
@@ -160,14 +165,19 @@ class Channel:
         Raises:
             OSError: the other end is gone.
         """
-        body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        header = _HEADER.pack(len(body), len(fds))
-        with self._sending:
-            if fds:
-                socket.send_fds(self.socket, [header], list(fds))
+        if fds:
+            body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+            with self._sending:
+                socket.send_fds(self.socket, [_HEADER.pack(len(body), len(fds))], list(fds))
                 self.socket.sendall(body)
-            else:
-                self.socket.sendall(header + body)
+            return
+        last, data = self._sent
+        if last is not message or not data:
+            body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+            data = _HEADER.pack(len(body), 0) + body
+            self._sent = (message, data) if len(data) <= _KEPT_BYTES else (None, b"")
+        with self._sending:
+            self.socket.sendall(data)
 
     def receive(self) -> tuple[object, list[int]]:
         """The next message and the descriptors that came along.
@@ -182,13 +192,24 @@ class Channel:
             body = self._exactly(num_bytes)
             if len(fds) != num_fds:
                 raise EOFError(f"{num_fds} descriptors announced, {len(fds)} came")
-            return pickle.loads(body), fds
+            if num_bytes > _KEPT_BYTES:
+                return pickle.loads(body), fds
+            last, message = self._received
+            if body != last:
+                message = pickle.loads(body)
+                self._received = body, message
+            return message, fds
         except BaseException as error:
             for fd in fds:
                 os.close(fd)
             if isinstance(error, ConnectionError):
                 raise EOFError(str(error)) from error
             raise
+
+    def limit(self, seconds: float) -> None:
+        """Give up sending, or receiving the rest of a message, after so long."""
+        if self.socket.gettimeout() != seconds:
+            self.socket.settimeout(seconds)
 
     def close(self) -> None:
         """Close this end."""

@@ -45,6 +45,48 @@ class Rank:
     pid: int = 0
     exited: Exited | None = None
     is_ready: bool = False
+    table: int = -1  # its line in the kernel's table of processes, open once its pid is known
+
+    def waits(self) -> bool:
+        """Whether it lives, as one that should wait for a call does.
+
+        Its channel closes before the helper can tell of its death; and while its threads are still
+        being torn down, only the kernel's table of processes tells.
+        """
+        if self.exited is not None:
+            return False
+        try:
+            # With select: a socket that has a time limit would wait.
+            readable, _, _ = select.select([self.channel.socket], [], [], 0)
+            if readable and not self.channel.socket.recv(1, socket.MSG_PEEK):
+                return False
+        except (OSError, ValueError):
+            return False
+        return self.is_process()
+
+    def is_process(self) -> bool:
+        """Whether the kernel lists it among what runs; True where that is not known."""
+        if self.table < 0:
+            if not self.pid or not os.path.exists("/proc/self/stat"):
+                return True  # it has not said its pid yet, or this system has no such table
+            try:
+                self.table = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return False  # gone, and reaped
+        try:
+            line = os.pread(self.table, 512, 0)
+        except OSError:
+            return False
+        state = line.rfind(b")") + 2
+        return line[state : state + 1] not in (b"Z", b"X", b"")
+
+    def close(self) -> None:
+        """Let go of what is kept of it here."""
+        self.channel.close()
+        for descriptor in (self.dump, self.table):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.dump = self.table = -1
 
 
 @dataclass(slots=True)
@@ -55,6 +97,29 @@ class Crew:
     launcher: Launcher
     ranks: list[Rank] = field(default_factory=list)
     released: bool = False
+    _poll: select.poll = field(default_factory=select.poll)
+    _by_descriptor: dict[int, Rank | None] = field(default_factory=dict)
+
+    def heard(self, seconds: float) -> list[Rank | None]:
+        """Who has said something, or hung up, within so long; None: the helper."""
+        if not self._by_descriptor:
+            self._by_descriptor[self.launcher.channel.fileno()] = None
+            self._by_descriptor.update({rank.channel.fileno(): rank for rank in self.ranks})
+            for descriptor in self._by_descriptor:
+                self._poll.register(descriptor, select.POLLIN)
+        return [self._by_descriptor[d] for d, _ in self._poll.poll(seconds * 1e3)]
+
+    def ignore(self, rank: Rank) -> None:
+        """Do not listen to a rank that has hung up."""
+        self._poll.unregister(rank.channel)
+
+    def is_quiet(self) -> bool:
+        """Whether all ranks live, and nothing was said that is still to be read."""
+        return (
+            not self.heard(0)
+            and all(rank.exited is None for rank in self.ranks)
+            and all(map(Rank.is_process, self.ranks))
+        )
 
     def kill(self) -> None:
         """End all ranks at once and wait until nothing of them is left."""
@@ -66,10 +131,7 @@ class Crew:
             self.launcher.release(self)
         finally:
             for rank in self.ranks:
-                rank.channel.close()
-                if rank.dump >= 0:
-                    os.close(rank.dump)
-                    rank.dump = -1
+                rank.close()
 
 
 class Launcher:
@@ -275,7 +337,7 @@ def _forget() -> None:
         _launcher.channel.close()
         for crew in _launcher.crews.values():
             for rank in crew.ranks:
-                rank.channel.close()
+                rank.close()
     _launcher = None
 
 

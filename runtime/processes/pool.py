@@ -17,13 +17,12 @@ import os
 import pickle
 import pickletools
 import re
-import select
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from autoshard.errors import RankError, RequestError
@@ -34,10 +33,19 @@ from autoshard.runtime.processes.rank import DUMP_SIGNAL
 from autoshard.runtime.processes.rank import __file__ as _RANK_FILE
 from autoshard.runtime.processes.world import DEFAULT_TIMEOUT_S, World, in_world
 
+
+@dataclass(slots=True)
+class Prepared:
+    """A call that was packed once, to be made many times; see :meth:`Pool.prepare`."""
+
+    message: Call
+
+
 OnProgress = Callable[[int, Progress], None]
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
 
+_PAIRS = os.path.join("runtime", "pairs.py")  # where sums of two ranks wait
 _START_S = 120.0  # limit of loading torch, forking and joining the group
 _GRACE_S = 0.2  # after a first failure, for one that explains it better
 _LONG_GRACE_S = 1.5  # after errors of communication only: some rank is still dying
@@ -80,7 +88,6 @@ class Pool:
         self.device, self.threads, self.preload = device, threads, tuple(preload)
         self.generation = 0
         self._crew: Crew | None = None
-        self._calls = 0
         self._lock = threading.Lock()
         launcher()  # starts loading torch while the caller goes on
 
@@ -126,19 +133,39 @@ class Pool:
                 the ``__cause__`` where it can be pickled), died, or did not answer in time.
             RequestError: the function or an argument cannot be sent.
         """
-        try:
-            parcel, fd = pack((function, args, kwargs or {}))
-        except Exception as error:
-            name = getattr(function, "__qualname__", repr(function))
-            raise RequestError(
-                f"{name} or one of its arguments cannot be sent to other processes: {error}"
-            ) from error
+        parcel, fd = _packed(function, args, kwargs or {})
+        given = (*descriptors, *(() if fd is None else (fd,)))
         try:
             with self._lock:
-                return self._call(parcel, fd, descriptors, timeout_s or self.timeout_s, on_progress)
+                return self._call(_message(parcel), given, timeout_s or self.timeout_s, on_progress)
         finally:
             if fd is not None:
                 os.close(fd)
+
+    def prepare(self, function: Callable[..., object], args: Sequence[object] = ()) -> Prepared:
+        """Pack a call once, for :meth:`call_prepared`; arguments are a few bytes.
+
+        Raises:
+            RequestError: the function or an argument cannot be sent, or they are large.
+        """
+        parcel, fd = _packed(function, args, {})
+        if fd is not None:
+            os.close(fd)
+            raise RequestError("a call that is prepared has small arguments; use Pool.call")
+        return Prepared(_message(parcel))
+
+    def call_prepared(self, prepared: Prepared) -> list[Any]:
+        """Make a prepared call; each has arguments of its own, and the pool's time limit.
+
+        Raises:
+            RankError: a rank raised, died or did not answer; see :meth:`call`.
+        """
+        message = prepared.message
+        path, folder = tuple(sys.path), os.getcwd()
+        if message.path != path or message.folder != folder:
+            message = prepared.message = replace(message, path=path, folder=folder)
+        with self._lock:
+            return self._call(message, (), self.timeout_s, None)
 
     def start(self) -> None:
         """Fork the ranks now, without waiting for them."""
@@ -177,10 +204,11 @@ class Pool:
         if crew is None:
             return None
         try:
-            if crew.launcher is launcher():
+            if crew.launcher is launcher() and not crew.released:
+                if crew.is_quiet():
+                    return crew
                 crew.launcher.pump()
-                waiting = all(r.exited is None and not _hung_up(r) for r in crew.ranks)
-                if waiting and not crew.released:
+                if not crew.released and all(map(Rank.waits, crew.ranks)):
                     return crew
         except RankError:
             pass
@@ -196,52 +224,37 @@ class Pool:
 
     def _call(
         self,
-        parcel: Parcel,
-        fd: int | None,
+        message: Call,
         descriptors: Sequence[int],
         timeout_s: float,
         on_progress: OnProgress | None,
     ) -> list[Any]:
-        crew = self._living() or self._fork(_modules(parcel, fd))
+        crew = self._living() or self._fork(_modules(message.parcel, descriptors))
         try:
-            self._calls += 1
-            message = Call(
-                number=self._calls, path=tuple(sys.path), folder=os.getcwd(), parcel=parcel
-            )
             for rank in crew.ranks:
-                rank.channel.socket.settimeout(timeout_s)
+                rank.channel.limit(timeout_s)
                 with contextlib.suppress(OSError):  # it died meanwhile: its channel will say so
-                    rank.channel.send(message, (*descriptors, *(() if fd is None else (fd,))))
+                    rank.channel.send(message, descriptors)
             return _Gathering(crew, timeout_s, on_progress).results()
         except BaseException:  # also Ctrl-C: whatever runs, ends now
             self._end()
             raise
 
 
-def _hung_up(rank: Rank) -> bool:
-    """Whether a rank that should wait for a call has died.
+def _packed(
+    function: Callable[..., object], args: Sequence[object], kwargs: dict[str, Any]
+) -> tuple[Parcel, int | None]:
+    try:
+        return pack((function, args, kwargs))
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise RequestError(
+            f"{name} or one of its arguments cannot be sent to other processes: {error}"
+        ) from error
 
-    Its channel closes before the helper can tell of the death; and while its threads are still
-    being torn down, only the kernel's table of processes tells.
-    """
-    channel = rank.channel.socket
-    try:
-        readable, _, _ = select.select([channel], [], [], 0)  # a socket with a timeout would wait
-        if readable and not channel.recv(1, socket.MSG_PEEK):
-            return True
-    except (OSError, ValueError):
-        return True
-    if not rank.pid or not os.path.exists("/proc/self/stat"):
-        return False  # it has not said its number yet, or this system has no such table
-    try:
-        table = os.open(f"/proc/{rank.pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            state = os.read(table, 512).rpartition(b")")[2].split()[0]
-        finally:
-            os.close(table)
-    except (OSError, IndexError):
-        return True  # gone, and reaped
-    return state in (b"Z", b"X")
+
+def _message(parcel: Parcel) -> Call:
+    return Call(path=tuple(sys.path), folder=os.getcwd(), parcel=parcel)
 
 
 class _Gathering:
@@ -257,18 +270,12 @@ class _Gathering:
 
     def results(self) -> list[Any]:
         crew = self.crew
-        poll = select.poll()
-        by_descriptor: dict[int, Rank | None] = {r.channel.fileno(): r for r in crew.ranks}
-        by_descriptor[crew.launcher.channel.fileno()] = None
-        for descriptor in by_descriptor:
-            poll.register(descriptor, select.POLLIN)
         while len(self.done) < len(crew.ranks):
-            for descriptor, _ in poll.poll(_TICK_S * 1000):
-                rank = by_descriptor[descriptor]
+            for rank in crew.heard(_TICK_S):
                 if rank is None:
                     crew.launcher.pump()
                 elif not self._hear(rank):
-                    poll.unregister(descriptor)
+                    crew.ignore(rank)
             for rank in crew.ranks:  # a child of a dead rank may hold its channel open
                 if rank.exited and rank not in self.died and rank.number not in self.failed:
                     self._lost(rank)
@@ -292,9 +299,9 @@ class _Gathering:
             case Failure():
                 self.failed[rank.number] = message
                 self.first_failure = self.first_failure or time.monotonic()
-            case Result(_, parcel):
+            case Result(parcel):
                 try:
-                    self.done[rank.number] = unpack(parcel, fds[0] if fds else None)
+                    self.done[rank.number] = parcel and unpack(parcel, fds[0] if fds else None)
                 except Exception as error:
                     raise RankError(
                         f"the result of rank {rank.number} cannot be read here: "
@@ -421,7 +428,7 @@ def _stack(dump: str) -> list[str]:
 
 
 def _in_collective(frames: Sequence[str]) -> bool:
-    return any("torch/distributed/" in line for line in frames[:4])
+    return any("torch/distributed/" in line or _PAIRS in line for line in frames[:4])
 
 
 def _signal_name(number: int) -> str:
@@ -436,12 +443,12 @@ def _names(numbers: Sequence[int]) -> str:
     return f"rank {listed}" if len(numbers) == 1 else f"ranks {listed}"
 
 
-def _modules(parcel: Parcel, fd: int | None) -> list[str]:
+def _modules(parcel: Parcel, descriptors: Sequence[int]) -> list[str]:
     """Modules that a pickle names: worth importing once in the helper, not once in every rank."""
     if parcel.inline is not None:
         data = parcel.inline[parcel.pickle_at :]
     else:
-        assert fd is not None
+        fd = descriptors[-1]  # the block's comes last
         data = os.pread(fd, parcel.num_bytes - parcel.pickle_at, parcel.pickle_at)
     names: dict[str, None] = {}
     for opcode, argument, _ in pickletools.genops(data):

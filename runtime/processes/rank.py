@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import itertools
 import os
 import pickle
 import select
@@ -27,6 +28,7 @@ from autoshard.runtime.processes.payload import pack, unpack
 from autoshard.runtime.processes.world import World, backend_of, enter
 
 DUMP_SIGNAL = signal.SIGUSR1  # makes a rank write where it is, also while it waits in C++
+_NOTHING = Result(None)
 _PR_SET_PDEATHSIG = 1
 _COMMUNICATION = (
     "connection closed by peer",
@@ -62,8 +64,9 @@ def main(spec: Fork, channel: Channel, dump: int, listener: int | None, parent: 
         torch.set_num_threads(spec.threads)
         world = _join(spec, channel, listener)
         channel.send(Ready())
-        while _answer(world, channel):
-            pass
+        for number in itertools.count(1):
+            if not _answer(world, channel, number):
+                break
     except (EOFError, OSError):
         pass  # the caller is gone
     except BaseException as error:
@@ -118,12 +121,13 @@ def _join(spec: Fork, channel: Channel, listener: int | None) -> World:
         device=device,
         timeout_s=spec.timeout_s,
         report=channel.send,
+        is_local=True,
     )
     enter(world)
     return world
 
 
-def _answer(world: World, channel: Channel) -> bool:
+def _answer(world: World, channel: Channel, number: int) -> bool:
     """Run one call; False once this rank has failed and waits for its end."""
     message, fds = channel.receive()
     later: list[Callable[[], None]] = []
@@ -134,25 +138,17 @@ def _answer(world: World, channel: Channel) -> bool:
             os.chdir(message.folder)
         count = len(fds) - (message.parcel.inline is None)  # the block's comes last
         function, args, kwargs = unpack(message.parcel, None if count == len(fds) else fds[-1])
-        world = replace(
-            world, descriptors=tuple(fds[:count]), number=message.number, later=later.append
-        )
+        world = replace(world, descriptors=tuple(fds[:count]), number=number, later=later.append)
         result = function(world, *args, **kwargs)
     except BaseException as error:
         return _fail(channel, error)
     finally:
         for fd in fds:
             os.close(fd)
-    try:
-        parcel, block = pack(result)
-    except BaseException as error:
-        note = f"the result, a {type(result).__qualname__}, cannot be sent back"
-        return _fail(channel, error, note)
-    try:
-        channel.send(Result(message.number, parcel), () if block is None else (block,))
-    finally:
-        if block is not None:
-            os.close(block)
+    if result is None:
+        channel.send(_NOTHING)
+    elif not _send(channel, result):
+        return False
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -161,6 +157,20 @@ def _answer(world: World, channel: Channel) -> bool:
             task()
     except BaseException as error:
         return _fail(channel, error)
+    return True
+
+
+def _send(channel: Channel, result: object) -> bool:
+    try:
+        parcel, block = pack(result)
+    except BaseException as error:
+        note = f"the result, a {type(result).__qualname__}, cannot be sent back"
+        return _fail(channel, error, note)
+    try:
+        channel.send(Result(parcel), () if block is None else (block,))
+    finally:
+        if block is not None:
+            os.close(block)
     return True
 
 

@@ -29,8 +29,9 @@ class World:
         timeout_s: limit of every collective.
         report: takes progress messages, or None.
         descriptors: of files that came with the call.
-        number: of the call, counted by the pool.
+        number: of the call, counted since this rank was forked.
         later: takes what a call leaves to be done once its result is sent, or is None.
+        is_local: whether all ranks are known to be processes of this machine.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class World:
     descriptors: tuple[int, ...] = ()
     number: int = 0
     later: Callable[[Callable[[], None]], None] | None = None
+    is_local: bool = False
 
     def progress(self, text: str = "", fraction: float | None = None) -> None:
         """Tell the caller how far this rank is; without a caller, nothing happens."""

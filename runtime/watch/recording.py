@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from autoshard.runtime.comm import Communicator, Pending, Recorder, Reduction
+from autoshard.runtime.pairs import Exchange
 from autoshard.runtime.watch.records import CollectiveRecord, RankTrace, Span
 from autoshard.sharding.collective import Collective, CollectiveOp, Phase
 
@@ -173,6 +174,8 @@ def _note_done(pending: Pending, recorder: TimedRecorder, number: int) -> None:
     def note(_: object) -> None:
         recorder.done[number] = time.perf_counter()
 
+    if isinstance(work, Exchange):  # it has no thread: done when it is waited for
+        return
     with contextlib.suppress(RuntimeError, NotImplementedError):  # a backend without futures
         work.get_future().add_done_callback(note)
 
