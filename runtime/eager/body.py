@@ -27,15 +27,23 @@ from autoshard.runtime.eager.arrays import Array
 from autoshard.runtime.eager.choose import Chooser
 from autoshard.runtime.eager.customs import Customs
 from autoshard.runtime.eager.engine import Mode, engine_of, forget_moved
-from autoshard.runtime.eager.handlers import grad_meta
 from autoshard.runtime.eager.known import remember
+from autoshard.runtime.eager.leaving import (
+    OutLayout,
+    fit,
+    gradient_of,
+    module_state,
+    optimizer_state,
+    output_of,
+    piece_of,
+)
 from autoshard.runtime.eager.optimizers import Stepping
 from autoshard.runtime.eager.patches import current_engine, patched
 from autoshard.runtime.eager.pieces import BodyResult, ModuleState, OptimizerState, Piece
 from autoshard.runtime.eager.tags import Meta, meta_of, set_meta
 from autoshard.runtime.shards import take_shard
 from autoshard.sharding.collective import CollectiveSeconds
-from autoshard.sharding.layout import Cut, Layout, R, Shape, fits, forward_half
+from autoshard.sharding.layout import Layout, R
 from autoshard.sharding.mesh import DeviceMesh
 
 __all__ = [
@@ -78,7 +86,7 @@ def run_body(
     *,
     mesh: DeviceMesh,
     in_layouts: Sequence[Layout | None],
-    out_layout: Layout | Sequence[Layout | None] | Callable[[Shape], Layout] | None,
+    out_layout: OutLayout,
     parameter_layouts: Sequence[Mapping[str, Layout]],
     comm: Communicator,
     recorder: Recorder | None = None,
@@ -198,6 +206,8 @@ class Body:
                 "a sharded function was called inside another; call the plain function there"
             )
         self.objects, self.entered = objects, list[Entered]()
+        self._states: Sequence[ModuleState] | None = None
+        self._is_as_entered = False
         self._undo: list[Callable[[], None]] = []
         self.engine = engine = engine_of(
             comm, lambda: Chooser(comm.mesh, options.seconds), options.seconds
@@ -254,15 +264,12 @@ class Body:
         Shards have no values then: they are to be written.
 
         Args:
-            is_same: whether the objects are, but for values, what they were before the last run;
-                asked when all is gone that the engine left on them.
+            is_same: see :meth:`run`.
         """
         engine = self.engine
-        for entered in self.entered:
-            if isinstance(entered.given, Tensor):
-                forget_moved(entered.given)
-        if self.objects.optimizers or not engine.gradients.rewind() or not is_same():
+        if not (self._is_as_entered or self._is_left_so(is_same)) or not engine.gradients.rewind():
             return False
+        self._is_as_entered = False
         engine.forget_leaves()
         engine.raw = 0
         engine.mode = Mode(engine)
@@ -276,6 +283,27 @@ class Body:
             self._shards[place] = shard
             self.entered[start + place] = replace(self.entered[start + place], shard=shard)
         return True
+
+    def _is_left_so(self, is_same: Callable[[], bool]) -> bool:
+        """Whether the objects are, but for values, what they were when entered."""
+        for entered in self.entered:
+            if isinstance(entered.given, Tensor):
+                forget_moved(entered.given)
+        return not self.objects.optimizers and is_same()
+
+    def _module_states(self, is_same: Callable[[], bool] | None) -> Sequence[ModuleState]:
+        self._is_as_entered = is_same is not None and self._is_left_so(is_same)
+        if self._is_as_entered and self._states is not None:
+            return self._states
+        states = [module_state(self.engine, m) for m in self.objects.modules]
+        # A piece of what is not contiguous is a copy.
+        in_place = self._is_as_entered and all(e.shard.is_contiguous() for e in self.entered)
+        self._states = states if in_place else None
+        return states
+
+    def keeps(self, states: Sequence[ModuleState]) -> bool:
+        """Whether these will be the states of modules after each run that leaves them so."""
+        return states is self._states
 
     def close(self) -> None:
         """Everything as it was before the call."""
@@ -291,9 +319,10 @@ class Body:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         *,
-        out_layout: Layout | Sequence[Layout | None] | Callable[[Shape], Layout] | None,
+        out_layout: OutLayout,
         recorder: Recorder | None = None,
         wholes: Mapping[int, Tensor] | None = None,
+        is_same: Callable[[], bool] | None = None,
     ) -> BodyResult:
         """Run the function, and take down what is left.
 
@@ -304,11 +333,14 @@ class Body:
             out_layout: see :func:`run_body`.
             recorder: see :func:`run_body`.
             wholes: by ``id`` of a tensor of the arguments where its values are, if elsewhere.
+            is_same: tells whether the objects are, but for values, what they were when entered,
+                once all is gone that the engine left on them. If they are, the states of modules
+                are those of an earlier run, the same objects, whose pieces have the new values.
         """
         comm = self.engine.comm
         before, comm.recorder = comm.recorder, recorder if recorder is not None else comm.recorder
         try:
-            return self._run(function, args, kwargs, out_layout, wholes or {})
+            return self._run(function, args, kwargs, out_layout, wholes or {}, is_same)
         finally:
             comm.recorder = before
 
@@ -317,8 +349,9 @@ class Body:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        out_layout: Layout | Sequence[Layout | None] | Callable[[Shape], Layout] | None,
+        out_layout: OutLayout,
         wholes: Mapping[int, Tensor],
+        is_same: Callable[[], bool] | None,
     ) -> BodyResult:
         swapped: dict[int, Any] = {}
         for value, shard in zip(self.objects.tensors, self._shards, strict=True):
@@ -337,9 +370,9 @@ class Body:
         with patched(engine), Stepping(engine), engine.mode:
             out = function(*given, **named)
         with torch.no_grad():
-            output = self._output(out, out_layout)
-        modules = [self._module_state(m) for m in self.objects.modules]
-        optimizers = [self._optimizer_state(o) for o in self.objects.optimizers]
+            output = output_of(engine, out, out_layout)
+        modules = self._module_states(is_same)
+        optimizers = [optimizer_state(engine, o) for o in self.objects.optimizers]
         tensors: dict[int, Piece] = {}
         gradients: dict[int, Piece] = {}
         for index, (value, shard) in enumerate(
@@ -347,9 +380,9 @@ class Body:
         ):
             kind = "array" if isinstance(value, np.ndarray) else "tensor"
             if shard._version != versions[index]:
-                tensors[index] = self._piece(shard, kind)
+                tensors[index] = piece_of(engine, shard, kind)
             if shard.is_leaf and shard.grad is not None:
-                gradients[index] = self._gradient(shard)
+                gradients[index] = gradient_of(engine, shard)
         return BodyResult(
             output=output,
             modules=modules,
@@ -387,7 +420,7 @@ class Body:
             else value
         )
         layout = layout or self.engine.whole_layout
-        _fit(layout, tuple(value.shape))
+        fit(layout, tuple(value.shape))
         shard = self._take(whole, layout).requires_grad_(whole.requires_grad)
         set_meta(shard, Meta(layout, tuple(value.shape)))
         self.entered.append(Entered(value, shard, layout))
@@ -406,7 +439,7 @@ class Body:
             return  # of a module that stands in another
         layout = layout or self.engine.whole_layout
         shape, whole, grad = tuple(tensor.shape), tensor.data, tensor.grad
-        _fit(layout, shape, name)
+        fit(layout, shape, name)
         requires_grad = tensor.requires_grad
 
         def undo() -> None:
@@ -449,113 +482,6 @@ class Body:
                         if isinstance(value, Tensor):
                             entries[name] = copy = value.clone()
                             self.entered.append(Entered(value, copy, self.engine.whole_layout))
-
-    # ---- leaving ----------------------------------------------------------------------------
-
-    def _piece(self, tensor: Tensor, kind: str = "tensor") -> Piece:
-        meta = meta_of(tensor)
-        layout = self.engine.whole_layout if meta is None else forward_half(meta.layout)
-        return Piece(
-            local=tensor.detach().contiguous(),
-            layout=layout,
-            shape=tuple(tensor.shape) if meta is None else meta.shape,
-            kind=kind,
-            requires_grad=tensor.requires_grad,
-        )
-
-    def _gradient(self, tensor: Tensor) -> Piece:
-        grad = tensor.grad
-        assert grad is not None
-        meta = grad_meta(self.engine, tensor)
-        if meta is not None:
-            set_meta(grad, meta)
-        return self._piece(grad)
-
-    def _output(
-        self,
-        out: Any,
-        out_layout: Layout | Sequence[Layout | None] | Callable[[Shape], Layout] | None,
-    ) -> Any:
-        count = 0
-
-        def leave(value: Any) -> Any:
-            nonlocal count
-            kind = "tensor"
-            if isinstance(value, Array):
-                kind, value = "array", value.tensor
-            elif isinstance(value, np.generic):
-                return value
-            if isinstance(value, np.ndarray):
-                kind, value = "array", torch.from_numpy(np.ascontiguousarray(value))
-            if not isinstance(value, Tensor):
-                return value
-            if kind == "array" and value.dim() == 0:
-                kind = "scalar"
-            index, count = count, count + 1
-            wanted: Layout | None
-            shape = self.engine.shape(value)
-            if callable(out_layout):
-                wanted = out_layout(shape)
-            elif isinstance(out_layout, list):
-                wanted = out_layout[index] if index < len(out_layout) else None
-            else:
-                wanted = out_layout  # type: ignore[assignment]
-            if wanted is not None:
-                _fit(wanted, shape, f"result {index}")
-                requires_grad = value.requires_grad
-                value = self.engine.moved(value, forward_half(wanted))
-                return replace(self._piece(value, kind), requires_grad=requires_grad)
-            return self._piece(value, kind)
-
-        return map_tensors(out, leave)
-
-    def _module_state(self, module: nn.Module) -> ModuleState:
-        parameters: dict[str, Piece] = {}
-        buffers: dict[str, Piece] = {}
-        gradients: dict[str, Piece] = {}
-        training: dict[str, bool] = {}
-        seen: set[int] = set()  # as named_parameters() and named_buffers() have them, in one walk
-        for prefix, inner in module.named_modules():
-            training[prefix] = inner.training
-            start = f"{prefix}." if prefix else ""
-            for name, parameter in inner._parameters.items():
-                if parameter is not None and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    parameters[start + name] = self._piece(parameter)
-                    if parameter.grad is not None:
-                        gradients[start + name] = self._gradient(parameter)
-            for name, buffer in inner._buffers.items():
-                if buffer is not None and id(buffer) not in seen:
-                    seen.add(id(buffer))
-                    buffers[start + name] = self._piece(buffer)
-        return ModuleState(
-            parameters=parameters, buffers=buffers, gradients=gradients, training=training
-        )
-
-    def _optimizer_state(self, optimizer: Optimizer) -> OptimizerState:
-        groups = [
-            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
-        ]
-        state: dict[int, Mapping[str, Any]] = {}
-        place = 0
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter in optimizer.state:
-                    state[place] = map_tensors(
-                        dict(optimizer.state[parameter]),
-                        lambda v: self._piece(v) if isinstance(v, Tensor) else v,
-                    )
-                place += 1
-        return OptimizerState(groups=groups, state=state)
-
-
-def _fit(layout: Layout, shape: Shape, name: str = "a tensor") -> None:
-    for state in layout:
-        if isinstance(state, Cut) and not fits(state, shape):
-            raise SpecError(
-                f"{name} of shape {list(shape)} cannot be cut as {state}: dim {state.dim} "
-                f"{'does not exist' if state.dim >= len(shape) else 'has another size'}"
-            )
 
 
 def _restorer(module: nn.Module) -> Callable[[], None]:

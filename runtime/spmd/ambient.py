@@ -114,7 +114,31 @@ def _environment() -> dict[str, str]:
 
 def generators() -> Generators:
     """States of this process's generators."""
-    return torch.get_rng_state().numpy().tobytes(), _numpy_state(), random.getstate()
+    return torch.get_rng_state().numpy().tobytes(), _numpy_state(), _python_state()
+
+
+_python_read: tuple[object, Any] = (None, None)  # memory of the generator, and what it says
+
+
+def _python_state() -> Any:
+    """``random.getstate()``, which makes 624 numbers one by one, where the memory changed."""
+    global _python_read
+    memory = _python_memory()
+    if memory is None or memory != _python_read[0]:
+        _python_read = memory, random.getstate()
+    return _python_read[1]
+
+
+def _python_memory() -> object:
+    """All that ``random``'s global generator is; None if unknown."""
+    generator: Any = getattr(random, "_inst", None)
+    base = random.Random.__base__
+    is_known = type(generator) is random.Random and sys.implementation.name == "cpython"
+    if not is_known or base is None or base.__basicsize__ < _MT19937_BYTES:
+        return None
+    head = object.__basicsize__
+    own = ctypes.string_at(id(generator) + head, base.__basicsize__ - head)
+    return own, generator.gauss_next
 
 
 _numpy_read: tuple[bytes | None, Any] = (None, None)  # memory of the generator, and what it says

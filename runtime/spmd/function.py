@@ -5,14 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import pickle
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
-import cloudpickle
 import torch
 from torch import nn
 
@@ -38,6 +33,7 @@ from autoshard.runtime.spmd.ambient import Ambient
 from autoshard.runtime.spmd.captured import Captured, captured_by, names_used
 from autoshard.runtime.spmd.courier import MOST_BYTES, Courier, loose
 from autoshard.runtime.spmd.home import bring_home, from_pieces, from_replies
+from autoshard.runtime.spmd.homecoming import Homecoming
 from autoshard.runtime.spmd.request import (
     Changes,
     Reply,
@@ -49,6 +45,7 @@ from autoshard.runtime.spmd.request import (
     perform,
     schedulers_of,
 )
+from autoshard.runtime.spmd.sendable import by_value, unsendable
 from autoshard.runtime.spmd.shipment import Loose, pack, unpack
 from autoshard.runtime.spmd.specs import (
     Argument,
@@ -130,6 +127,9 @@ class SpmdFunction(Generic[Arguments, Returned]):
         out.function, out._standing = bound, None
         out._signature = inspect.signature(bound)
         return out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_standing": None}  # which is about objects that stay here
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", repr(self.function))
@@ -286,14 +286,28 @@ class _Call:
         if standing is None or found is None:
             self._prepare()
             return self._send(watch)
-        objects, rest = found
-        pool = _pool(self.mesh, self.spmd._timeout_s)
-        request = replace(standing.request, ambient=Ambient.here(), watch=watch)
-        replies = self._replies(lambda: self.spmd._courier.call(request, rest, pool))
-        changes = replies[0].changes
-        assert changes is not None
-        result = bring_home(changes, from_replies(replies, self.mesh.shape), objects, (), ())
-        self._tell([r.trace for r in replies if r.trace is not None], "cpu")
+        self.spmd._standing = None  # till all is well
+        replies = self._replies(
+            lambda: self.spmd._courier.call(
+                standing.rest,
+                lambda block: standing.load(found, block),
+                _pool(self.mesh, self.spmd._timeout_s),
+                ambient=Ambient.here(),
+                watch=watch,
+            )
+        )
+        home = standing.homecoming
+        if home is not None and home.replies is replies:
+            result = home.bring(found)
+        else:
+            changes = replies[0].changes
+            assert changes is not None
+            result = bring_home(changes, from_replies(replies, self.mesh.shape), found, (), ())
+            if self.spmd._courier.comes_again(replies):
+                standing.homecoming = Homecoming.of(replies, found, self.mesh.shape)
+        self.spmd._standing = standing
+        if watch:
+            self._tell([r.trace for r in replies if r.trace is not None], "cpu")
         return result
 
     def _replies(self, ask: Callable[[], list[Reply]]) -> list[Reply]:
@@ -317,22 +331,26 @@ class _Call:
         pool = _pool(self.mesh, self.spmd._timeout_s)
         if self.objects.modules or self.objects.optimizers or _may_optimize(self.spmd.function):
             _preload_optimizers()
-        request = self._request(ambient=Ambient.here(), watch=watch)
+        ambient = Ambient.here()
+        request = self._request(ambient=ambient, watch=watch)
         courier = self.spmd._courier
         self.spmd._standing = None
         try:
-            with _by_value(self.captured.by_value):
+            with by_value(self.captured.by_value):
                 rest = loose(request)
                 shipment = pack(request) if rest.num_bytes > MOST_BYTES else None
         except Exception as error:
-            raise self._unsendable(error) from error
+            arguments = self.spmd.arguments(self.args, self.kwargs)
+            raise unsendable(self.name, self.spmd.function, arguments, error) from error
         if not self.spmd._is_known:
             # Third-party modules are imported once in the helper, if ranks are still to be forked.
             _pool(self.mesh, self.spmd._timeout_s, preload=rest.modules())
             self.spmd._is_known = True
         standing = self._standing(request, rest) if shipment is None else None
         if shipment is None:
-            replies = self._replies(lambda: courier.call(request, rest, pool))
+            replies = self._replies(
+                lambda: courier.call(rest, rest.copy_to, pool, ambient=ambient, watch=watch)
+            )
         else:
             calls = execute, (shipment,)
             replies = self._replies(lambda: [unpack(s) for s in pool.call(*calls)])
@@ -360,13 +378,13 @@ class _Call:
         check_agreement(world, self._description(), tensors, self.modules)
         comm = communicator(self.mesh, self.spmd._timeout_s)
         request = self._request(ambient=None, watch=watch)
-        objects, result, seen, captured = perform(request, comm)
-        pieces, changes = collect(request, objects, result, captured, compare=False)
+        objects, outcome = perform(request, comm)
+        pieces, changes = collect(request, objects, outcome.result, outcome.captured, compare=False)
         out = self._home(changes, from_pieces(pieces.found, comm))
         if watch:
-            assert seen is not None
+            assert outcome.trace is not None
             traces: list[Any] = [None] * world.size
-            torch.distributed.all_gather_object(traces, seen)
+            torch.distributed.all_gather_object(traces, outcome.trace)
             self._tell(traces, world.device.type, is_first=world.rank == 0)
         return out
 
@@ -410,77 +428,6 @@ class _Call:
             lines.append(f"{of} {type(module).__qualname__}")
             lines += [f"{name} {spec.partition_spec}" for name, (_, spec) in cut.items()]
         return "\n".join(lines)
-
-    def _unsendable(self, error: Exception) -> InputError:
-        """The error of pickling, with the name of what cannot be sent."""
-        for name, value in self._sent():
-            try:
-                _Probe().dump(value)
-            except Exception as reason:
-                return InputError(
-                    f"{name} cannot be sent to other processes: {reason}; {self.name} runs in "
-                    "processes of its own: make it inside the function, or pass what it is made of"
-                )
-        return InputError(
-            f"{self.name} or one of its arguments cannot be sent to other processes: {error}"
-        )
-
-    def _sent(self) -> Iterator[tuple[str, object]]:
-        for argument in self.spmd.arguments(self.args, self.kwargs):
-            yield f"argument {argument.name!r} ({type(argument.value).__name__})", argument.value
-        function = self.spmd.function
-        while isinstance(function, functools.partial):
-            function = function.func
-        owner = getattr(function, "__self__", None)
-        if owner is not None:
-            for name, value in getattr(owner, "__dict__", {}).items():
-                yield f"{name!r} of {type(owner).__name__} ({type(value).__name__})", value
-        code = getattr(function, "__code__", None)
-        cells = getattr(function, "__closure__", None) or ()
-        for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
-            with contextlib.suppress(ValueError):
-                value = cell.cell_contents
-                yield f"{name!r}, which {self.name} uses ({type(value).__name__}),", value
-        for name in sorted(names_used(function)):
-            found = getattr(function, "__globals__", {})
-            if name in found:
-                value = found[name]
-                yield f"{name!r}, which {self.name} uses ({type(value).__name__}),", value
-
-
-class _Probe(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles to nowhere, without the data of tensors."""
-
-    def __init__(self) -> None:
-        class Nowhere:
-            def write(self, data: Any) -> int:
-                return len(data)
-
-        super().__init__(
-            Nowhere(), protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=lambda _: None
-        )
-
-    def persistent_id(self, value: object) -> object:
-        if isinstance(value, torch.storage.TypedStorage | torch.UntypedStorage):
-            return 0
-        return None
-
-
-@contextmanager
-def _by_value(modules: set[str]) -> Iterator[None]:
-    """Functions of these modules travel by value, with the globals that they use."""
-    new = [
-        sys.modules[name]
-        for name in modules
-        if name not in cloudpickle.list_registry_pickle_by_value()
-    ]
-    for module in new:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in new:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 # ---- processes --------------------------------------------------------------------------------

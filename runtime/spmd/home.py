@@ -92,7 +92,7 @@ def bring_home(
         schedulers: those of the call.
     """
     # Results first: it is the order in which slots were numbered, and asking may communicate.
-    output = _output(changes.output, wholes, objects, changes.lies)
+    output = output_of(changes.output, wholes, objects, changes.lies)
     with torch.no_grad():
         for module, state in zip(objects.modules, changes.modules, strict=True):
             _module(module, *state, wholes)
@@ -252,13 +252,14 @@ def _plain(value: Any, wholes: Wholes) -> Any:
     return value
 
 
-def _output(value: Any, wholes: Wholes, objects: Objects, lies: Lies) -> Any:
+def output_of(value: Any, wholes: Wholes, objects: Objects, lies: Lies) -> Any:
+    """A result with whole values in the slots."""
     if isinstance(value, Slot):
         return _finished(wholes(value.number, None), lies[value.number][2])
     if isinstance(value, Same):
         return getattr(objects, value.kind)[value.number]
     if isinstance(value, Mapping):
-        items = {k: _output(v, wholes, objects, lies) for k, v in value.items()}
+        items = {k: output_of(v, wholes, objects, lies) for k, v in value.items()}
         if type(value) is dict:
             return items
         try:
@@ -266,7 +267,7 @@ def _output(value: Any, wholes: Wholes, objects: Objects, lies: Lies) -> Any:
         except TypeError:
             return items
     if isinstance(value, list | tuple):
-        row = [_output(v, wholes, objects, lies) for v in value]
+        row = [output_of(v, wholes, objects, lies) for v in value]
         if hasattr(value, "_fields"):
             return type(value)(*row)
         return type(value)(row) if type(value) in (list, tuple) else tuple(row)
@@ -274,7 +275,7 @@ def _output(value: Any, wholes: Wholes, objects: Objects, lies: Lies) -> Any:
         for f in fields(value):
             if hasattr(value, f.name):
                 item = getattr(value, f.name)
-                object.__setattr__(value, f.name, _output(item, wholes, objects, lies))
+                object.__setattr__(value, f.name, output_of(item, wholes, objects, lies))
     return value
 
 

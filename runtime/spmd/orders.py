@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from autoshard.runtime.watch.records import RankTrace
 from autoshard.sharding.layout import Layout, Shape
 
 _ALIGN_BYTES = 64
+
+UNKNOWN: Final = "unknown"
+"""What a rank answers that does not know what an order refers to."""
 
 Bytes = NDArray[np.uint8]
 
@@ -60,7 +63,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What comes from a rank.
+    """What comes from a rank, where more is to be said than that the values are in their places.
 
     Attributes:
         plain: of rank 0's changes; None: as last time.
@@ -68,13 +71,15 @@ class Answer:
         lies: where its pieces lie; None: as last time.
         pieces: those that found no room.
         trace: what was seen, if somebody watches.
+        written: of rank 0: the pieces that were written in place; None: not known.
     """
 
-    plain: Plain | None
-    changes: Shipment | None
-    lies: tuple[Lie, ...] | None
-    pieces: Shipment | None
-    trace: RankTrace | None
+    plain: Plain | None = None
+    changes: Shipment | None = None
+    lies: tuple[Lie, ...] | None = None
+    pieces: Shipment | None = None
+    trace: RankTrace | None = None
+    written: frozenset[int] | None = None
 
 
 def mapped(descriptor: int, sizes: tuple[int, int], world_size: int) -> Bytes:
@@ -100,4 +105,4 @@ def views_of(part: torch.Tensor, lies: Sequence[Lie]) -> dict[int, torch.Tensor 
     return found
 
 
-__all__ = ["Answer", "Lie", "Order", "Plain", "aligned", "mapped", "views_of"]
+__all__ = ["UNKNOWN", "Answer", "Lie", "Order", "Plain", "aligned", "mapped", "views_of"]

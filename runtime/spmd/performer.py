@@ -8,7 +8,7 @@ of its tensors into the shards, straight from the shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,9 @@ from autoshard.runtime.eager.body import Body
 from autoshard.runtime.processes import World
 from autoshard.runtime.shards import view_shard
 from autoshard.runtime.spmd.ambient import Ambient
+from autoshard.runtime.spmd.habit import Habit
 from autoshard.runtime.spmd.orders import (
+    UNKNOWN,
     Answer,
     Bytes,
     Lie,
@@ -29,7 +31,7 @@ from autoshard.runtime.spmd.orders import (
     mapped,
     views_of,
 )
-from autoshard.runtime.spmd.request import Changes, Request, carry_out, prepare
+from autoshard.runtime.spmd.request import Changes, Request, carry_out, owned, prepare
 from autoshard.runtime.spmd.shipment import Loose, Shipment, pack, unpack_with_memory
 from autoshard.runtime.spmd.snapshot import OpaqueError, Snapshot
 from autoshard.sharding.layout import P
@@ -97,6 +99,7 @@ class _Kept:
     views: list[torch.Tensor] = field(default_factory=list)
     plain: Plain | None = None
     changes: Shipment | None = None
+    habit: Habit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +136,12 @@ _kept: dict[int, _Kept] = {}
 _ready: _Ready | None = None
 
 
-def execute_order(world: World, order: Order) -> Answer | None:
-    """Do what the order says; None where what it refers to is not known here."""
+def execute_order(world: World, order: Order) -> Answer | str | None:
+    """Do what the order says.
+
+    None is the answer where a call left what the last one did, but for values, which are in their
+    places; :data:`UNKNOWN` where what the order refers to is not known here.
+    """
     global _ready
     kept = _kept.pop(order.key, None)
     if order.sizes is not None:
@@ -142,33 +149,54 @@ def execute_order(world: World, order: Order) -> Answer | None:
         start = order.sizes[0] + world.rank * order.sizes[1]
         kept = _Kept(memory, torch.from_numpy(memory)[start : start + order.sizes[1]])
     ready, _ready = _ready, None
-    fits = order.rest is None and order.ambient is None
-    if ready is not None and not (fits and ready.kept is kept and ready.number == world.number):
+    fits = order.rest is None and ready is not None and ready.kept is kept
+    if ready is not None and not (fits and ready.number == world.number):
         ready.entry.body.close()
         ready = None
     if kept is None:
-        return None
+        return UNKNOWN
     _kept[order.key] = kept
     while len(_kept) > _MOST_KEPT:
         del _kept[next(iter(_kept))]
     if order.ambient is not None:
         kept.ambient = cloudpickle.loads(order.ambient)
+    assert kept.ambient is not None
     wholes: Mapping[int, torch.Tensor] | None = None
+    is_same: Callable[[], bool] | None = None
+    habit, kept.habit = kept.habit, None
     if ready is not None and kept.held is not None:
+        if order.ambient is not None:
+            kept.ambient.enter()
         ready.entry.fill()
         request, body, wholes = kept.held.request, ready.entry.body, kept.held.tensors
+        if ready.entry.snapshot is not None:
+            is_same = ready.entry.snapshot.holds
     else:
         request = _request(kept, order.rest)
         request = replace(request, ambient=kept.ambient)
         body = prepare(world, request)
+        habit = None
     request = replace(request, ambient=kept.ambient, watch=order.watch)
-    changes, pieces, trace = carry_out(
-        world, request, body, compare=kept.held is None, wholes=wholes
-    )
+    if habit is not None:
+        habit.begin()
+    outcome = carry_out(world, request, body, wholes=wholes, is_same=is_same)
     assert world.later is not None
-    world.later(lambda: _get_ready(world, kept, body))
-    told = _told(kept, changes) if world.rank == 0 else {"plain": None, "changes": None}
-    return Answer(**told, **_put(kept, pieces), trace=trace)
+    if habit is not None and habit.body is body and habit.is_kept(outcome, kept.ambient):
+        kept.habit = habit
+        world.later(lambda: _get_ready(world, kept, body))
+        return Answer(written=habit.written) if habit.leave(outcome) else None
+    changes, pieces = owned(request, body, outcome, compare=kept.held is None)
+    told = _told(kept, changes) if world.rank == 0 else {}
+    answer = Answer(**told, **_put(kept, pieces), trace=outcome.trace)
+
+    def later() -> None:
+        _get_ready(world, kept, body)
+        if _ready is not None and _ready.entry.body is body and answer.pieces is None:
+            views = views_of(kept.part, kept.lies)
+            kept.habit = Habit.of(body, outcome, changes, views, is_teller=world.rank == 0)
+
+    world.later(later)
+    return answer
 
 
 def _request(kept: _Kept, rest: Loose | None) -> Request:

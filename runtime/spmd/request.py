@@ -115,6 +115,15 @@ class Same(NamedTuple):
     number: int
 
 
+def is_all_slots(output: Any) -> bool:
+    """Whether a result is nothing but slots in containers, which each call makes anew."""
+    if type(output) in (list, tuple):
+        return all(map(is_all_slots, output))
+    if type(output) is dict:
+        return all(type(k) is str and is_all_slots(v) for k, v in output.items())
+    return output is None or type(output) is Slot
+
+
 UNCHANGED: Final = "unchanged"
 """Stands for a piece that is as it was."""
 
@@ -156,15 +165,32 @@ class Reply:
         changes: rank 0's; it is the same on all.
         pieces: by number, those that this rank owns: the shard, or :data:`UNCHANGED`.
         trace: what was seen, if somebody watches.
+        written: rank 0's: the pieces that were written in place; None: not known.
     """
 
     changes: Changes | None
     pieces: dict[int, torch.Tensor | str]
     trace: RankTrace | None = None
+    written: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a call did on one rank.
+
+    Attributes:
+        result: what the body left.
+        captured: by place those of the request's ``tensors`` that were written into.
+        trace: what was seen, if somebody watches.
+    """
+
+    result: BodyResult
+    captured: Mapping[int, torch.Tensor]
+    trace: RankTrace | None
 
 
 @dataclass(slots=True)
-class _Pieces:
+class Pieces:
     """Takes the pieces out of a result, each at its number."""
 
     found: list[Piece] = field(default_factory=list)
@@ -173,6 +199,7 @@ class _Pieces:
     layouts: dict[Layout, Layout] = field(default_factory=dict)  # one of each: less to pickle
 
     def take(self, piece: Piece, before: Any = None) -> int:
+        """The number of a piece; ``before`` is what it was before the call."""
         number = len(self.found)
         self.found.append(piece)
         if before is not None:
@@ -236,10 +263,12 @@ def execute(world: World, shipment: Shipment) -> Shipment:
     assert isinstance(request, Request)
     body = prepare(world, request)
     try:
-        changes, pieces, trace = carry_out(world, request, body, compare=True)
+        outcome = carry_out(world, request, body)
+        changes, pieces = owned(request, body, outcome, compare=True)
     finally:
         body.close()
-    return pack(Reply(changes=changes if world.rank == 0 else None, pieces=pieces, trace=trace))
+    told = changes if world.rank == 0 else None
+    return pack(Reply(changes=told, pieces=pieces, trace=outcome.trace))
 
 
 def prepare(world: World, request: Request) -> Body:
@@ -260,23 +289,39 @@ def carry_out(
     request: Request,
     body: Body,
     *,
-    compare: bool,
     wholes: Mapping[int, torch.Tensor] | None = None,
-) -> tuple[Changes, dict[int, torch.Tensor | str], RankTrace | None]:
-    """Run a request on a rank of the pool: what it did, and of the pieces those this rank owns.
+    is_same: Callable[[], bool] | None = None,
+) -> Outcome:
+    """Run a request on a rank of the pool.
 
     Args:
         world: the rank.
         request: the call.
         body: as :func:`prepare` made it; the caller closes it.
-        compare: whether to find out which larger pieces are as they were.
         wholes: see :meth:`Body.run`.
+        is_same: see :meth:`Body.run`.
     """
     comm = communicator(request.mesh, world.timeout_s)
     comm.tell = world.progress
     with _quiet(world.rank):
-        result, trace, captured = _run(request, body, comm, wholes)
-    pieces, changes = collect(request, body.objects, result, captured, compare=compare)
+        return _run(request, body, comm, wholes, is_same)
+
+
+def owned(
+    request: Request, body: Body, outcome: Outcome, *, compare: bool
+) -> tuple[Changes, dict[int, torch.Tensor | str]]:
+    """What a call did, and of the pieces those this rank owns.
+
+    Args:
+        request: the call.
+        body: which it was run in.
+        outcome: of the run.
+        compare: whether to find out which larger pieces are as they were.
+    """
+    comm = body.engine.comm
+    pieces, changes = collect(
+        request, body.objects, outcome.result, outcome.captured, compare=compare
+    )
     mine: dict[int, torch.Tensor | str] = {}
     first = [comm.coordinate[axis] == 0 for axis in range(len(comm.mesh))]
     for number, piece in enumerate(pieces.found):
@@ -292,16 +337,14 @@ def carry_out(
             mine[number] = UNCHANGED
         else:
             mine[number] = piece.local
-    return changes, mine, trace
+    return changes, mine
 
 
-def perform(
-    request: Request, comm: Communicator
-) -> tuple[Objects, BodyResult, RankTrace | None, dict[int, torch.Tensor]]:
-    """Run the body here; also which of the tensors it refers to it wrote into."""
+def perform(request: Request, comm: Communicator) -> tuple[Objects, Outcome]:
+    """Run the body here."""
     body = _entered(request, comm)
     try:
-        return body.objects, *_run(request, body, comm, None)
+        return body.objects, _run(request, body, comm, None, None)
     finally:
         body.close()
 
@@ -317,8 +360,12 @@ def _entered(request: Request, comm: Communicator) -> Body:
 
 
 def _run(
-    request: Request, body: Body, comm: Communicator, wholes: Mapping[int, torch.Tensor] | None
-) -> tuple[BodyResult, RankTrace | None, dict[int, torch.Tensor]]:
+    request: Request,
+    body: Body,
+    comm: Communicator,
+    wholes: Mapping[int, torch.Tensor] | None,
+    is_same: Callable[[], bool] | None,
+) -> Outcome:
     global _is_running
     versions = [_version(value) for _, value in request.tensors]
 
@@ -332,6 +379,7 @@ def _run(
             out_layout=request.out_layout,
             recorder=recorder,
             wholes=wholes,
+            is_same=is_same,
         )
 
     _is_running = True
@@ -347,7 +395,7 @@ def _run(
         for number, (_, value) in enumerate(request.tensors)
         if _version(value) != versions[number]
     }
-    return result, trace, captured
+    return Outcome(result=result, captured=captured, trace=trace)
 
 
 def collect(
@@ -357,9 +405,9 @@ def collect(
     captured: Mapping[int, torch.Tensor],
     *,
     compare: bool,
-) -> tuple[_Pieces, Changes]:
+) -> tuple[Pieces, Changes]:
     """The pieces of a result, and the rest with slots in their places."""
-    pieces = _Pieces()
+    pieces = Pieces()
     known: dict[int, Same] = {}
     for kind in ("modules", "optimizers", "tensors"):
         for number, value in enumerate(getattr(objects, kind)):
@@ -455,17 +503,24 @@ def _let_scheduler_see(optimizer: Optimizer) -> None:
     optimizer.step = marked  # type: ignore[method-assign]
 
 
+_null: Any = None
+
+
+def _nowhere() -> Any:
+    """A stream that keeps nothing; the same for all calls, unless one closed it."""
+    global _null
+    if _null is None or _null.closed:
+        _null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    return _null
+
+
 @contextmanager
 def _quiet(rank: int) -> Iterator[None]:
     """A program prints once, and warns once: on rank 0."""
     if rank == 0:
         yield
         return
-    with (
-        warnings.catch_warnings(),
-        open(os.devnull, "w", encoding="utf-8") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-    ):
+    with warnings.catch_warnings(), contextlib.redirect_stdout(_nowhere()):
         # What is to be an error stays one, on every rank.
         warnings.filters[:] = [  # type: ignore[index]
             f if f[0] == "error" else ("ignore", *f[1:]) for f in warnings.filters
@@ -517,6 +572,8 @@ __all__ = [
     "UNCHANGED",
     "Changes",
     "Objects",
+    "Outcome",
+    "Pieces",
     "Reply",
     "Request",
     "Same",
@@ -525,7 +582,9 @@ __all__ = [
     "collect",
     "communicator",
     "execute",
+    "is_all_slots",
     "is_running",
+    "owned",
     "perform",
     "prepare",
     "schedulers_of",

@@ -15,6 +15,7 @@ import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
+from itertools import chain
 from operator import is_
 from types import (
     BuiltinFunctionType,
@@ -81,9 +82,10 @@ class Snapshot:
     def __init__(self, roots: Iterable[object]) -> None:
         self._seen: dict[int, object] = {}  # and what keeps it, so that no number is used again
         self._roots: list[weakref.ref[Any]] = []
-        self._empty: list[Any] = []
-        self._tables: list[tuple[Any, list[Any], list[Any]]] = []
-        self._rows: list[tuple[list[Any], list[Any]]] = []
+        self._containers: list[Any] = []  # with their sizes
+        self._sizes: list[int] = []
+        self._views: list[Iterable[Any]] = []  # of their contents, one after another
+        self._contents: list[Any] = []
         self._sets: list[tuple[Any, frozenset[Any]]] = []
         self._scopes: list[tuple[Mapping[str, Any], tuple[str, ...], list[Any]]] = []
         self._cells: list[tuple[Any, object]] = []
@@ -97,19 +99,13 @@ class Snapshot:
 
     def holds(self) -> bool:
         """Whether all is as it was."""
-        if any(self._empty):
-            return False
         for reference in self._roots:
             if reference() is None:
                 return False
-        for table, keys, values in self._tables:
-            if len(table) != len(keys):
-                return False
-            if not (all(map(is_, table, keys)) and all(map(is_, table.values(), values))):
-                return False
-        for row, values in self._rows:
-            if len(row) != len(values) or not all(map(is_, row, values)):
-                return False
+        if list(map(len, self._containers)) != self._sizes:
+            return False
+        if not all(map(is_, chain.from_iterable(self._views), self._contents)):
+            return False
         for tensor, state in self._tensors:
             if _state(tensor) != state:
                 return False
@@ -148,7 +144,7 @@ class Snapshot:
             if cls is defaultdict:
                 self._walk(value.default_factory)
         elif cls is list:
-            self._rows.append((value, list(value)))
+            self._see(value, value)
             for item in value:
                 self._walk(item)
         elif cls is tuple:
@@ -158,7 +154,7 @@ class Snapshot:
             if not all(isinstance(item, _ATOMS) for item in value):
                 raise OpaqueError
             if cls is set and not value:
-                self._empty.append(value)
+                self._see(value)
             elif cls is set:
                 self._sets.append((value, frozenset(value)))
         elif cls is FunctionType:
@@ -183,11 +179,16 @@ class Snapshot:
         self._tensors.append((value, _state(value)))
         self._walk(value.__dict__)
 
+    def _see(self, container: Any, *views: Iterable[Any]) -> None:
+        """Take down the size of a container and what is in it, as these (live) views show it."""
+        self._containers.append(container)
+        self._sizes.append(len(container))
+        for view in views if container else ():
+            self._views.append(view)
+            self._contents += view
+
     def _walk_table(self, value: Any) -> None:
-        if not value:
-            self._empty.append(value)
-            return
-        self._tables.append((value, list(value), list(value.values())))
+        self._see(value, value.keys(), value.values())
         for key, item in value.items():
             self._walk(key)
             self._walk(item)
@@ -217,7 +218,7 @@ class Snapshot:
         for base in value.__mro__[1:]:
             self._walk(base)
         members = vars(value)
-        self._tables.append((members, list(members), list(members.values())))
+        self._see(members, members.keys(), members.values())
         for name, item in members.items():
             if name not in _UNREAD:
                 self._walk(item)

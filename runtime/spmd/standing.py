@@ -19,13 +19,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autoshard.runtime.eager.body import Objects
+from autoshard.runtime.spmd.homecoming import Homecoming
 from autoshard.runtime.spmd.request import Request, schedulers_of
 from autoshard.runtime.spmd.shipment import Bytes, Loose, is_plain, memory_of
 from autoshard.runtime.spmd.snapshot import OpaqueError, Snapshot
 
 _PLAIN = (bool, int, str, bytes, type(None))
 _MOST_CONTAINERS = 64
-_NOTHING: Bytes = np.empty(0, np.uint8)
+_SMALL_BYTES = 1 << 15  # torch copies larger ones with several threads, which ranks need
 
 
 class Standing:
@@ -40,7 +41,8 @@ class Standing:
         rest: its pickle.
 
     Attributes:
-        request: without arguments.
+        rest: its pickle, without memory.
+        homecoming: what brings home calls that leave what the last one left; None: not known.
 
     Raises:
         OpaqueError: there is no telling whether a later call is alike.
@@ -70,20 +72,23 @@ class Standing:
         if len(set(self._pieces)) != len(tensors):
             raise OpaqueError
         self._addresses = set(rest.addresses) - {t.untyped_storage().data_ptr() for t in tensors}
-        self._memory = list(rest.memory)
-        for piece in self._pieces:
-            self._memory[piece] = _NOTHING
+        self._memory = [
+            (number, memory)
+            for number, memory in enumerate(rest.memory)
+            if memory.nbytes and number not in self._pieces
+        ]
         self._snapshot = Snapshot([function, *objects.modules, *objects.optimizers])
         if self._snapshot.reaches(found.containers):
             raise OpaqueError
         self._modules = [weakref.ref(m) for m in objects.modules]
         self._optimizers = [weakref.ref(o) for o in objects.optimizers]
         self._by_value = cloudpickle.list_registry_pickle_by_value()
-        self._rest = replace(rest, memory=())
-        self.request = replace(request, args=(), kwargs={}, objects=())
+        self.rest = replace(rest, memory=(), addresses={})
+        self.homecoming: Homecoming | None = None
+        self._loading: _Loading | None = None
 
-    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Objects, Loose] | None:
-        """The objects and the pickle of a call with these arguments; None if it is another."""
+    def again(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Objects | None:
+        """The objects of a call with these arguments; None if it is another."""
         found = _Found()
         try:
             if found.sketch((args, kwargs)) != self._sketch or not self._snapshot.holds():
@@ -95,23 +100,68 @@ class Standing:
         tensors = found.tensors
         if cloudpickle.list_registry_pickle_by_value() != self._by_value:
             return None
+        addresses = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        if len(addresses) != len(tensors) or not addresses.isdisjoint(self._addresses):
+            return None  # two of them share memory
+        given: list[torch.Tensor] = list(tensors)
+        for tensor, place in zip(tensors, self._places, strict=True):
+            given[place] = tensor
         modules = [m() for m in self._modules]
         optimizers = [o() for o in self._optimizers]
-        memory = list(self._memory)
-        given: list[torch.Tensor] = list(tensors)
-        addresses = set(self._addresses)
-        for tensor, piece, place in zip(tensors, self._pieces, self._places, strict=True):
-            addresses.add(tensor.untyped_storage().data_ptr())
-            memory[piece] = memory_of(tensor)
-            given[place] = tensor
-        if len(addresses) != len(self._addresses) + len(tensors):
-            return None  # two of them share memory
-        objects = Objects(
+        return Objects(
             modules=[m for m in modules if m is not None],
             optimizers=[o for o in optimizers if o is not None],
             tensors=given,
         )
-        return objects, replace(self._rest, memory=tuple(memory))
+
+    def load(self, objects: Objects, block: Bytes) -> None:
+        """Copy the memory of a call to its places."""
+        if self._loading is None or self._loading.block is not block:
+            self._loading = _Loading(block, self._memory, self.rest.places)
+        self._loading.run()
+        for piece, place in zip(self._pieces, self._places, strict=True):
+            start, size = self.rest.places[piece]
+            np.copyto(block[start : start + size], memory_of(objects.tensors[place]))
+
+
+class _Loading:
+    """Copies memory that is where it was to places in a block.
+
+    Args:
+        block: the block.
+        memory: numbers and memory of pieces.
+        places: of all pieces their start in the block and their size.
+    """
+
+    def __init__(
+        self,
+        block: Bytes,
+        memory: Sequence[tuple[int, Bytes]],
+        places: Sequence[tuple[int, int]],
+    ) -> None:
+        self.block = block
+        pairs = [
+            (block[start : start + size], piece)
+            for number, piece in memory
+            for start, size in (places[number],)
+        ]
+        self._large = [pair for pair in pairs if pair[1].nbytes > _SMALL_BYTES]
+        small = [pair for pair in pairs if pair[1].nbytes <= _SMALL_BYTES]
+        self._to = [torch.from_numpy(place) for place, _ in small]
+        self._of = [_as_tensor(piece) for _, piece in small]
+
+    def run(self) -> None:
+        """Copy."""
+        if self._to:
+            torch._foreach_copy_(self._to, self._of)
+        for place, piece in self._large:
+            np.copyto(place, piece)
+
+
+def _as_tensor(memory: Bytes) -> torch.Tensor:
+    if memory.flags.writeable:
+        return torch.from_numpy(memory)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class _Found:

@@ -13,6 +13,8 @@ from torch import nn
 from autoshard.errors import InputError, MeshError, RequestError, SpecError
 from autoshard.runtime.spmd import SmallCutWarning, SpmdFunction, spmd
 from autoshard.runtime.spmd import function as function_module
+from autoshard.runtime.spmd.sendable import unsendable
+from autoshard.runtime.spmd.specs import Argument
 from autoshard.sharding.mesh import DeviceMesh
 from autoshard.sharding.spec import PartitionSpec as P
 from autoshard.sharding.spec import ShardingSpec
@@ -204,11 +206,9 @@ def test_what_cannot_be_sent_is_named() -> None:
         with lock:
             return a
 
-    function = made(locked)
     with pytest.raises(AssertionError, match="a process was asked"):
         made(pair)(X, X)
-    call = function_module._Call(function, (X,), {})
-    found = str(call._unsendable(TypeError("x")))
+    found = str(unsendable("locked", locked, [Argument("a", X)], TypeError("x")))
     assert found.startswith("'lock', which ")
     assert "cannot pickle '_thread.lock' object" in found
 
