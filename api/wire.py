@@ -135,6 +135,14 @@ class TierDocument(Body):
     reduction: ReductionDocument | None = None
 
 
+class ReserveDocument(Body):
+    """Memory that no tensor gets, in its parts: they add up to ``reserve_bytes``."""
+
+    context_bytes: Whole = Field(ge=0, le=LARGEST)
+    communication_bytes: Whole = Field(ge=0, le=LARGEST)
+    fragmentation_bytes: Whole = Field(ge=0, le=LARGEST)
+
+
 class _AnyClusterDocument(Body):
     """What every version has."""
 
@@ -144,6 +152,7 @@ class _AnyClusterDocument(Body):
     devices_per_node: Whole = Field(ge=1, le=LARGEST)
     collective_s: NotNegative
     reserve_bytes: Whole = Field(ge=0, le=LARGEST)
+    reserve: ReserveDocument | None = None
     device: DeviceDocument
     sources: dict[str, Annotated[str, Field(max_length=2000)]] = Field(default_factory=dict)
 

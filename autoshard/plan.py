@@ -105,23 +105,19 @@ class StepTime(Document):
     backward_s: float
 
 
-class Memory(Document):
-    """Predicted peak bytes of the fullest device, by category."""
+class Categories(Document):
+    """Bytes of one device at its fullest moment, by what they are for."""
 
-    parameters_bytes: int
+    parameters_bytes: int = Field(description="parameters, buffers and constants")
     gradients_bytes: int
     optimizer_bytes: int
-    activations_bytes: int = Field(description="kept for backward")
+    activations_bytes: int = Field(description="kept for backward; inputs and outputs too")
     gathered_bytes: int = Field(description="gathered parameters kept for backward")
-    temporary_bytes: int = Field(description="largest transient, messages included")
-    reserve_bytes: int = Field(description="context, communication buffers, fragmentation")
-    limit_bytes: int | None = Field(
-        description="memory of the device that may be used; None: no limit"
-    )
+    temporary_bytes: int = Field(description="everything else, messages included")
 
     @property
-    def total_bytes(self) -> int:
-        """Sum of the categories."""
+    def allocated_bytes(self) -> int:
+        """Sum of the categories: what tensors take."""
         return (
             self.parameters_bytes
             + self.gradients_bytes
@@ -129,8 +125,40 @@ class Memory(Document):
             + self.activations_bytes
             + self.gathered_bytes
             + self.temporary_bytes
-            + self.reserve_bytes
         )
+
+
+class ReserveParts(Document):
+    """Memory of a device that no tensor gets."""
+
+    context_bytes: int = Field(description="driver, context and loaded kernels")
+    communication_bytes: int = Field(description="buffers of the library of collectives")
+    fragmentation_bytes: int = Field(description="what lies between tensors, and rounding")
+
+
+class Memory(Categories):
+    """Predicted peak bytes of the fullest device, by category."""
+
+    reserve_bytes: int = Field(description="context, communication buffers, fragmentation")
+    limit_bytes: int | None = Field(
+        description="memory of the device that may be used; None: no limit"
+    )
+    reserve: ReserveParts | None = Field(
+        default=None, description="the reserve in its parts, where the cluster tells them"
+    )
+    stages: tuple[Categories, ...] = Field(
+        default=(), description="of each stage of a pipeline, the fullest of which is above"
+    )
+
+    @property
+    def categories(self) -> Categories:
+        """What tensors take, without the reserve and the limit."""
+        return Categories(**{name: getattr(self, name) for name in Categories.model_fields})
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of the categories and the reserve."""
+        return self.allocated_bytes + self.reserve_bytes
 
     @property
     def fits(self) -> bool:
@@ -168,6 +196,10 @@ class Measurement(Document):
     predicted_step_time_s: float
     peak_memory_bytes: int | None = None
     predicted_memory_bytes: int | None = None
+    memory: Categories | None = Field(default=None, description="of the fullest process")
+    predicted_memory: Categories | None = Field(
+        default=None, description="of the fullest device, without the reserve"
+    )
 
 
 class ModelDocument(Document):

@@ -300,9 +300,17 @@ class Program:
                     for use in self.graph.uses[name]
                     if self.edges[use].reshard.is_nothing or not self.edges[use].reshard.forward
                 ]
-            elif node.differentiable and node.roles[index] in self._kept[self._call(node)]:
+            elif node.differentiable and node.roles[index] in self.kept_roles(node):
                 found.append(name)
         return found
+
+    def kept_roles(self, node: Node) -> frozenset[str]:
+        """Roles that autograd keeps for backward of a differentiable operator.
+
+        A node does not list what an operator before it kept already, but all of a kind keep the
+        same: where an operand is moved for each use, each use keeps its own copy.
+        """
+        return self._kept[self._call(node)]
 
     def _call(self, node: Node) -> object:
         grads = tuple(self.graph.by_name[o].differentiable for o in node.operands)

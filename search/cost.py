@@ -6,7 +6,9 @@ Seconds of a step, as the exact search sums them::
     sum over edges       cheapest steps forward + cheapest steps of the gradient back
     sum over parameters  update by the optimizer
 
-Bytes of a device: parameters, gradients, optimizer state, and what is kept for backward. The
+Bytes of a device: parameters, optimizer state, and what is kept for backward: what there is at the
+turn from forward to backward, so never more than the fullest moment of the step
+(``autoshard.search.walk``). Gradients come as what is kept goes. The
 gradient of a replicated parameter travels in a bucket: it pays its share of a full bucket's
 message, and of that the share ``exposed`` that compute does not hide.
 """
@@ -92,7 +94,7 @@ class CostModel:
         style: Style = "eager",
     ) -> None:
         self.graph, self.cluster, self.sizes = graph, cluster, sizes
-        self.rules, self.optimizer = rules, optimizer
+        self.rules, self.optimizer, self.style = rules, optimizer, style
         self.prices = cluster.collective_seconds(sizes)
         self.resharder = resharder or Resharder(sizes, self.prices)
         self.traffic = cluster.device.kernels.traffic(style)
@@ -417,7 +419,8 @@ class _Builder:
         for i, strategy in enumerate(rows):
             if node.is_leaf:
                 seconds[i] = self.model.update_seconds(node, strategy.result)
-                num_bytes[i] = sum(self.model.stored_bytes(node, strategy.result))
+                itself, _, state = self.model.stored_bytes(node, strategy.result)
+                num_bytes[i] = itself + state
                 continue
             cost = self.model.operator(node, strategy)
             seconds[i] = (

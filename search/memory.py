@@ -38,6 +38,17 @@ class Optimizer:
         """
         return elements * itemsize * 3 + 2 * self.state_bytes(elements, dtype, itemsize)
 
+    def working_bytes(self, elements: int, dtype: str, itemsize: int) -> int:
+        """Bytes that the update of one tensor needs while it runs, where tensors go one by one.
+
+        torch's Adam makes the root of the second moment and that over its correction; a master copy
+        is updated by a float32 copy of the gradient.
+        """
+        wide = max(4, itemsize)
+        copies = 2 if self.moments == 2 else 0
+        copies += 1 if self.master and dtype in _HALVES else 0
+        return elements * wide * copies
+
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
     o.name: o

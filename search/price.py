@@ -7,10 +7,7 @@ what runs beside a message is slowed by its ``contention``, and slows the messag
 gradients are copied into their message and back. Everything is of the device at coordinate 0, which
 holds the largest shards.
 
-Memory is the sum of what stays all step (parameters, gradients, optimizer state: gradients count
-in full, as they do where they are not freed between steps), what is kept for backward when the loss
-has been computed, and what the fullest moment holds beyond that. Views share storage, and what an
-operator keeps counts where the graph lists it: a graph lists each storage once.
+Memory is walked in ``autoshard.search.walk``.
 """
 
 from __future__ import annotations
@@ -22,10 +19,10 @@ from typing import Literal
 from autoshard.graph import ModelGraph, Node
 from autoshard.measured import Measured
 from autoshard.plan import CollectiveGroup, Memory, StepTime
-from autoshard.program import ALIASES, Edge, Program
-from autoshard.search.cost import CostModel, OperatorCost, weight_values
+from autoshard.program import Edge, Program
+from autoshard.search.cost import CostModel, OperatorCost
+from autoshard.search.walk import MemoryWalk
 from autoshard.sharding.collective import Collective, Phase
-from autoshard.sharding.layout import Layout, gradient_half
 
 Stream = Literal["compute", "communication"]
 
@@ -131,7 +128,7 @@ class _Pricer:
         share = (exposed - blocking) / self.fused if self.fused else 0.0
         return Priced(
             step_time=step,
-            memory=_MemoryWalk(self.model, program).run(self.limit),
+            memory=MemoryWalk(self.model, program).run(self.limit),
             collectives=tuple(
                 CollectiveGroup(
                     op=op,
@@ -337,190 +334,3 @@ class _Pricer:
                 layout = self.program.strategies[node.name].result
                 total += self.model.update_seconds(node, layout)
         return total
-
-
-class _MemoryWalk:
-    """Bytes of the fullest moment of one step."""
-
-    def __init__(self, model: CostModel, program: Program) -> None:
-        self.model, self.program, self.graph = model, program, program.graph
-        self.weights = weight_values(self.graph)
-        self._bytes: dict[tuple[int, str, object], int] = {}
-
-    def run(self, limit: int | None) -> Memory:
-        """Walk forward, then backward."""
-        stored = [0, 0, 0]
-        inputs = 0
-        for node in self.graph.nodes:
-            if not node.is_leaf:
-                continue
-            layout = self.program.strategies[node.name].result
-            if node.op == "input":
-                inputs += self.model.local_bytes(node, layout)
-                continue
-            for i, num_bytes in enumerate(self.model.stored_bytes(node, layout)):
-                stored[i] += num_bytes
-        self._storages()
-        peak = self._walk()
-        kept = sum(b for s, b in self.saved.items() if s not in self.gathered)
-        gathered = sum(b for s, b in self.saved.items() if s in self.gathered)
-        return Memory(
-            parameters_bytes=stored[0],
-            gradients_bytes=stored[1],
-            optimizer_bytes=stored[2],
-            activations_bytes=kept + inputs,
-            gathered_bytes=gathered,
-            temporary_bytes=max(0, peak - kept - gathered),
-            reserve_bytes=self.model.cluster.reserve_bytes,
-            limit_bytes=limit,
-        )
-
-    def _local(self, node: Node, layout: Layout) -> int:
-        return self.model.local_bytes(node, layout)
-
-    def _storages(self) -> None:
-        """Which storage each value and each moved operand has, and what is kept for backward."""
-        program, by_name = self.program, self.graph.by_name
-        self.storage: dict[str, str] = {}
-        self.size: dict[str, int] = {}
-        self.copy: dict[tuple[str, int], str] = {}
-        self.gathered: set[str] = set()
-        self.saved: dict[str, int] = {}
-        self.savers: dict[str, int] = {}
-        self.saves: dict[str, list[str]] = {}
-        again = self.program.regathered
-        dropped = {(edge.consumer, edge.index) for edges in again.values() for edge in edges}
-        for node in self.graph.nodes:
-            strategy = program.strategies[node.name]
-            if node.is_leaf:
-                self.storage[node.name], self.size[node.name] = node.name, 0
-                continue
-            for index, operand in enumerate(node.operands):
-                edge = program.edges[node.name, index]
-                sliced = all(s.kind == "slice" for s in edge.reshard.forward)
-                if sliced and by_name[operand].is_leaf:
-                    continue  # a view of what is there all step
-                if edge.reshard.forward and not edge.constant:
-                    name = f"{operand} for {node.name}.{index}"
-                    self.copy[node.name, index] = name
-                    self.size[name] = self._local(by_name[operand], edge.taken)
-                    if operand in self.weights and any(
-                        s.kind == "all_gather" for s in edge.reshard.forward
-                    ):
-                        self.gathered.add(name)
-            first = self._taken(node, 0) if node.operands else node.name
-            if node.op in ALIASES:
-                self.storage[node.name] = first
-            else:
-                self.storage[node.name] = node.name
-                self.size[node.name] = self._local(node, strategy.result)
-            if not node.differentiable:
-                continue
-            kept: dict[str, int] = {}
-            for role in node.saved:
-                if role == "result":
-                    kept[self.storage[node.name]] = self._local(node, strategy.result)
-                    continue
-                index = node.roles.index(role)
-                name = self._taken(node, index)
-                if self.size.get(name, 0):
-                    if name in kept:  # another part of the same storage
-                        name = f"{role} of {node.name}"
-                    kept[name] = self._local(
-                        by_name[node.operands[index]], strategy.operands[index]
-                    )
-            if node.saved_extra_bytes:
-                kept[f"statistics of {node.name}"] = int(node.saved_extra_bytes * strategy.work)
-            for name, num_bytes in kept.items():
-                if name in self.gathered:
-                    if self._is_dropped(name, dropped):
-                        continue
-                elif name in self.saved or self.size.get(name, num_bytes) != num_bytes:
-                    # A node lists only what nothing before it kept: this view was a copy.
-                    name = f"{name} copied for {node.name}"
-                self.size[name] = num_bytes
-                self.saved[name] = self.size[name]
-                self.savers[name] = self.savers.get(name, 0) + 1
-                self.saves.setdefault(node.name, []).append(name)
-
-    def _is_dropped(self, name: str, dropped: set[tuple[str, int]]) -> bool:
-        return any(self.copy.get(key) == name for key in dropped)
-
-    def _taken(self, node: Node, index: int) -> str:
-        return self.copy.get((node.name, index)) or self.storage[node.operands[index]]
-
-    def _walk(self) -> int:
-        program, by_name = self.program, self.graph.by_name
-        last: dict[str, str] = {}
-        for node in self.graph.nodes:
-            for index in range(len(node.operands)):
-                last[self._taken(node, index)] = node.name
-                last[self.storage[node.operands[index]]] = node.name
-        ends: dict[str, list[str]] = {}
-        for storage, name in last.items():
-            ends.setdefault(name, []).append(storage)
-        live: dict[str, int] = {}
-        total = peak = 0
-        # Forward: results live until their last use, moved operands too; what is kept stays.
-        for node in self.graph.nodes:
-            if node.is_leaf:
-                continue
-            fresh = [
-                self.copy[node.name, i]
-                for i in range(len(node.operands))
-                if (node.name, i) in self.copy
-            ]
-            fresh.append(self.storage[node.name])
-            fresh += self.saves.get(node.name, ())
-            for storage in fresh:
-                if storage not in live and self.size.get(storage, 0):
-                    live[storage] = self.size[storage]
-                    total += self.size[storage]
-            peak = max(peak, total)
-            done = ends.get(node.name, [])
-            if self.storage[node.name] not in last:
-                done = [*done, self.storage[node.name]]
-            for storage in done:
-                if storage in live and storage not in self.saved:
-                    total -= live.pop(storage)
-        # Backward: gradients live from their first summand to their own operator's backward.
-        total = sum(self.saved.values())
-        peak = max(peak, total)
-        waiting = dict(self.savers)
-        gradients: dict[str, int] = {}
-        loss = by_name[self.graph.loss]
-        gradients[loss.name] = self._gradient_bytes(loss, program.strategies[loss.name].result)
-        total += gradients[loss.name]
-        for node in reversed(self.graph.nodes):
-            if not node.differentiable or node.is_leaf:
-                continue
-            moment = total
-            for edge in program.regathered.get(node.name, ()):
-                moment += self._local(by_name[edge.producer], edge.taken)
-            for index, operand in enumerate(node.operands):
-                edge = program.edges[node.name, index]
-                if not edge.differentiable:
-                    continue
-                producer = by_name[operand]
-                taken = self._gradient_bytes(producer, edge.taken)
-                moved = bool(edge.reshard.backward)
-                if node.op not in ALIASES or moved:
-                    moment += taken
-                if producer.op == "parameter":
-                    continue
-                given = self._gradient_bytes(producer, edge.produced) if moved else taken
-                if moved:
-                    moment += given
-                if operand not in gradients:
-                    gradients[operand] = given
-                    total += given
-            peak = max(peak, moment)
-            total -= gradients.pop(node.name, 0)
-            for storage in self.saves.get(node.name, ()):
-                waiting[storage] -= 1
-                if not waiting[storage]:
-                    total -= self.saved[storage]
-        return peak
-
-    def _gradient_bytes(self, node: Node, layout: Layout) -> int:
-        return self.model.local_bytes(node, gradient_half(layout))

@@ -18,11 +18,12 @@ from typing import Literal
 from autoshard.cluster import CollectivePrices
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph, Node
-from autoshard.plan import CollectiveGroup, Memory, Schedule, StepTime
+from autoshard.plan import Categories, CollectiveGroup, Memory, Schedule, StepTime
 from autoshard.program import Program
 from autoshard.search.cost import CostModel
 from autoshard.search.pipeline import Action, Chunk, Placed, simulate
-from autoshard.search.price import _MemoryWalk, _Pricer
+from autoshard.search.price import _Pricer
+from autoshard.search.walk import MemoryWalk, reserve_parts
 from autoshard.sharding.collective import Phase
 from autoshard.sharding.layout import local_shape
 
@@ -274,23 +275,23 @@ class _Walk(_Pricer):
         Of a block that is recomputed only what enters it is kept, and one such block at a time is
         whole.
         """
-        walk = _MemoryWalk(self.model, self.program)
-        whole = walk.run(None)
+        walk = MemoryWalk(self.model, self.program)
+        walk.run(None)
         of = {
             n.name: part
             for s, part in zip(self.segments, self.parts, strict=True)
             for n in self.graph.nodes[s.start : s.end]
         }
-        seen: set[str] = set()
+        seen: set[int] = set()
         for name, storages in walk.saves.items():
             for storage in storages:
                 if storage in seen:
                     continue
                 seen.add(storage)
                 if storage in walk.gathered:
-                    of[name].gathered += walk.saved[storage]
+                    of[name].gathered += walk.sizes[storage]
                 else:
-                    of[name].kept += walk.saved[storage]
+                    of[name].kept += walk.sizes[storage]
         for part, again in zip(self.parts, self.again, strict=True):
             if not again:
                 continue
@@ -300,7 +301,7 @@ class _Walk(_Pricer):
             else:
                 part.working = part.kept + part.gathered
                 part.kept, part.gathered = min(part.kept, entering), 0
-        return whole.temporary_bytes
+        return walk.beyond_bytes
 
 
 def measure(model: CostModel, program: Program, schedule: Schedule) -> Measured:
@@ -542,38 +543,42 @@ def _memory(
     runs: list[range],
     limit: int | None,
 ) -> Memory:
-    """Bytes of the fullest stage.
+    """Bytes of the fullest stage, and of each.
 
     A stage keeps what its blocks keep for each microbatch that has gone forward and not yet come
     back.
     """
     parts, p = measured.parts, schedule.stages
     working = max((part.working for part in parts), default=0)
-    best: Memory | None = None
+    stages = []
     for rank in range(p):
         inside = [parts[i] for run in runs[rank::p] for i in run]
         alive = alive_microbatches(schedule, rank)
-        found = Memory(
-            parameters_bytes=sum(part.stored[0] for part in inside),
-            gradients_bytes=sum(part.stored[1] for part in inside),
-            optimizer_bytes=sum(part.stored[2] for part in inside),
-            activations_bytes=round(alive * sum(part.kept for part in inside)),
-            gathered_bytes=round(alive * sum(part.gathered for part in inside)),
-            temporary_bytes=measured.temporary_bytes + working,
-            reserve_bytes=model.cluster.reserve_bytes,
-            limit_bytes=limit,
+        stages.append(
+            Categories(
+                parameters_bytes=sum(part.stored[0] for part in inside),
+                gradients_bytes=sum(part.stored[1] for part in inside),
+                optimizer_bytes=sum(part.stored[2] for part in inside),
+                activations_bytes=round(alive * sum(part.kept for part in inside)),
+                gathered_bytes=round(alive * sum(part.gathered for part in inside)),
+                temporary_bytes=measured.temporary_bytes + working,
+            )
         )
-        if best is None or found.total_bytes > best.total_bytes:
-            best = found
-    assert best is not None
-    return best
+    fullest = max(stages, key=lambda stage: stage.allocated_bytes)
+    return Memory(
+        **fullest.model_dump(),
+        reserve_bytes=model.cluster.reserve_bytes,
+        limit_bytes=limit,
+        reserve=reserve_parts(model.cluster),
+        stages=tuple(stages) if p > 1 else (),
+    )
 
 
-def _kept_by(walk: _MemoryWalk, names: frozenset[str]) -> int:
+def _kept_by(walk: MemoryWalk, names: frozenset[str]) -> int:
     """Bytes that only these operators made and somebody keeps."""
-    made = {walk.storage[n] for n in names}
+    made = {walk.storage_of(n) for n in names}
     own = {s for n in names for s in walk.saves.get(n, ())}
-    return sum(walk.saved[s] for s in (made | own) if s in walk.saved)
+    return sum(walk.sizes[s] for s in (made | own) & walk.kept)
 
 
 def alive_microbatches(schedule: Schedule, rank: int) -> float:

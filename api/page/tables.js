@@ -1,6 +1,7 @@
 // The plan's lists as tables.
 
 import { h, s } from "./dom.js";
+import { MEMORY } from "./facts.js";
 import { bytes, integer, percent, seconds } from "./format.js";
 
 const scroll = (label, head, body, { id = null, caption = label } = {}) =>
@@ -64,15 +65,21 @@ export function measurementsTable(measurements) {
     if (m.peak_memory_bytes !== null && m.predicted_memory_bytes !== null) {
       pairs.push(["Peak memory", m.predicted_memory_bytes, m.peak_memory_bytes, bytes]);
     }
+    if (m.memory && m.predicted_memory) {
+      for (const [field, , name] of MEMORY) {
+        const [said, found] = [m.predicted_memory[field], m.memory[field]];
+        if (said || found) pairs.push([`of it ${name}`, said, found, bytes]);
+      }
+    }
     return pairs.map(([name, predicted, measured, text]) => {
       const most = Math.max(predicted, measured);
-      const off = predicted / measured - 1;
+      const off = measured ? predicted / measured - 1 : null;
       return h("tr", {},
         h("th", { scope: "row" }, name),
         h("td", {}, bar(predicted / most, "predicted"), bar(measured / most, "measured")),
         h("td", { class: "number" }, text(predicted)),
         h("td", { class: "number" }, text(measured)),
-        h("td", { class: "number" }, `${off >= 0 ? "+" : "−"}${percent(Math.abs(off))}`));
+        h("td", { class: "number" }, off === null ? "" : `${off >= 0 ? "+" : "−"}${percent(Math.abs(off))}`));
     });
   });
   return scroll("Predicted beside measured", [["", ""], ["", ""], ["Predicted", "number"], ["Measured", "number"], ["Prediction off by", "number"]], rows, { id: "measurements" });

@@ -227,6 +227,8 @@ def _measurement(report: ValidationReport) -> Measurement | None:
         predicted_step_time_s=report.predicted_step_seconds,
         peak_memory_bytes=report.peak_bytes,
         predicted_memory_bytes=report.predicted_peak_bytes,
+        memory=report.memory,
+        predicted_memory=report.predicted_memory,
     )
 
 

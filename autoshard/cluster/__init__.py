@@ -20,6 +20,7 @@ from autoshard.cluster.parts import (
     Device,
     Library,
     Reduction,
+    Reserve,
     Tier,
     Wires,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Device",
     "Library",
     "Reduction",
+    "Reserve",
     "Tier",
     "Wires",
     "figures",

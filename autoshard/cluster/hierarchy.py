@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from autoshard.cluster.known import preset_document, with_links
-from autoshard.cluster.parts import Algorithm, Device, Library, Tier
+from autoshard.cluster.parts import Algorithm, Device, Library, Reserve, Tier
 from autoshard.cluster.prices import CollectivePrices
 from autoshard.cluster.reading import CLUSTER_VERSION, KIND, read, tier_document
 from autoshard.errors import MeshError, RequestError
@@ -39,8 +39,8 @@ class Cluster:
         tiers: links, inner ones first; each joins units of the one before.
         algorithms: what the library of collectives may choose from.
         collective_s: seconds that starting one collective costs, whatever its size.
-        reserve_bytes: memory of a device that no tensor gets: context, communication buffers,
-            fragmentation.
+        reserve_bytes: memory of a device that no tensor gets.
+        reserve: the same in its parts; None where a document tells their sum alone.
         sources: where each figure comes from, by dotted field name.
         library: what the library makes of single kinds of collectives; 1 where it is missing.
     """
@@ -55,6 +55,7 @@ class Cluster:
     reserve_bytes: int
     sources: Mapping[str, str] = field(default_factory=dict)
     library: Mapping[MessageOp, Library] = field(default_factory=dict)
+    reserve: Reserve | None = None
 
     def __post_init__(self) -> None:
         """Check the number of devices, and that the tiers stand in each other."""
@@ -198,6 +199,7 @@ class Cluster:
             "devices_per_node": self.devices_per_node,
             "collective_s": self.collective_s,
             "reserve_bytes": self.reserve_bytes,
+            **({} if self.reserve is None else {"reserve": asdict(self.reserve)}),
             "algorithms": list(self.algorithms),
             "device": {
                 "name": self.device.name,
@@ -244,6 +246,8 @@ def figures(document: Mapping[str, Any]) -> dict[str, float]:
             out[prefix] = value
 
     walk("", document)
+    if "reserve" in document:
+        out.pop("reserve_bytes", None)  # the sum of its parts
     return out
 
 

@@ -49,6 +49,26 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Memory of a device that no tensor gets.
+
+    Attributes:
+        context_bytes: what driver, context and loaded kernels take.
+        communication_bytes: buffers of the library of collectives.
+        fragmentation_bytes: what lies between tensors, and rounding.
+    """
+
+    context_bytes: int
+    communication_bytes: int
+    fragmentation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.context_bytes + self.communication_bytes + self.fragmentation_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
     """Sums made by the switches of a tier (NVLS inside a node, SHARP between nodes).
 

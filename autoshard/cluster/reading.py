@@ -17,6 +17,7 @@ from autoshard.cluster.parts import (
     Device,
     Library,
     Reduction,
+    Reserve,
     Tier,
     Wires,
 )
@@ -43,12 +44,16 @@ def read(document: object) -> dict[str, Any]:
     tiers = [_tier(name, _section(values, "tiers")) for name in _section(values, "tiers") if name]
     if not tiers:
         raise RequestError("cluster document: section 'tiers' is empty; it needs one at least")
+    reserve = _reserve(values)
     return {
         "name": _text("name", values),
         "devices": _whole("devices", values),
         "devices_per_node": _whole("devices_per_node", values),
         "collective_s": _float("collective_s", values, zero=True),
-        "reserve_bytes": _whole("reserve_bytes", values, zero=True),
+        "reserve_bytes": _whole("reserve_bytes", values, zero=True)
+        if reserve is None
+        else reserve.total_bytes,
+        "reserve": reserve,
         "algorithms": _algorithms(values),
         "library": _library(values),
         "device": Device(
@@ -176,6 +181,26 @@ def _tier(name: str, tiers: Mapping[str, Any]) -> Tier:
         reduction=reduction,
         at_once=_whole("at_once", values) if "at_once" in values else None,
     )
+
+
+def _reserve(values: Mapping[str, Any]) -> Reserve | None:
+    """The parts of the reserve; None where only their sum is given.
+
+    Raises:
+        RequestError: a sum beside the parts that is another.
+    """
+    if "reserve" not in values:
+        return None
+    parts = _section(values, "reserve")
+    names = ("context_bytes", "communication_bytes", "fragmentation_bytes")
+    found = Reserve(**{name: _whole(name, parts, zero=True) for name in names})
+    total = values.get("reserve_bytes", found.total_bytes)
+    if total != found.total_bytes:
+        raise RequestError(
+            f"cluster document: reserve_bytes is {total!r}, and the parts in reserve add up to "
+            f"{found.total_bytes}; leave reserve_bytes out, or make it their sum"
+        )
+    return found
 
 
 def _algorithms(values: Mapping[str, Any]) -> tuple[Algorithm, ...]:

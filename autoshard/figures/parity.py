@@ -60,7 +60,7 @@ def time_pairs(rows: Sequence[Row]) -> list[Pair]:
 
 
 def memory_pairs(rows: Sequence[Row]) -> list[Pair]:
-    """Peak bytes without optimizer state and reserve (all of them where that is not known)."""
+    """Peak bytes without the reserve (all of them where that is not known)."""
     known = [r for r in rows if r.get("measured_memory_bytes") and _predicted_bytes(r)]
     vary = varying(known) or ["model"]
     return [

@@ -230,6 +230,8 @@ def validate_plan(
         predicted_step_seconds=costs.predicted_step_seconds,
         peak_bytes=costs.peak_bytes,
         predicted_peak_bytes=costs.predicted_peak_bytes,
+        memory=costs.memory,
+        predicted_memory=costs.predicted_memory,
         seconds=time.monotonic() - started,
     )
     if costs.collectives.differences:
@@ -284,10 +286,9 @@ def _check_room(plan: PlanDocument, dtype: str) -> None:
         )
     wider = ITEM_BYTES[dtype] / ITEM_BYTES[plan.dtype]
     m = plan.memory
-    each = m.parameters_bytes + m.gradients_bytes + m.activations_bytes + m.gathered_bytes
     whole = sum(prod(p.shape) * ITEM_BYTES[p.dtype] for p in plan.parameters.values())
     activations = m.activations_bytes * devices
-    need = int(wider * (devices * (each + m.temporary_bytes) + 4 * whole + activations))
+    need = int(wider * (devices * m.allocated_bytes + 4 * whole + activations))
     room = int(psutil.virtual_memory().available * MEMORY_SHARE)
     if need > room:
         raise RequestError(

@@ -9,8 +9,9 @@ from math import prod
 from rich.console import RenderableType
 
 from autoshard.errors import SpecError
-from autoshard.plan import Measurement, MeshDocument, PlanDocument, TensorDocument
+from autoshard.plan import Measurement, Memory, MeshDocument, PlanDocument, TensorDocument
 from autoshard.render.fold import fold
+from autoshard.render.memory import NAMES, beside_each_other
 from autoshard.render.sections import Section, bullets, table
 from autoshard.render.units import (
     bar,
@@ -36,6 +37,7 @@ def plan_table(plan: PlanDocument) -> RenderableType:
 def plan_sections(plan: PlanDocument) -> list[Section]:
     """The plan as titled tables."""
     out = [_head(plan), mesh_section(plan.mesh), _step_time(plan), _memory(plan)]
+    out += _stages(plan.memory)
     if plan.measurements:
         out.append(measured_section(plan.measurements))
     out.append(_collectives(plan))
@@ -195,18 +197,13 @@ def _share(part: float, whole: float) -> float:
 def _memory(plan: PlanDocument) -> Section:
     memory = plan.memory
     whole = memory.limit_bytes or memory.total_bytes
-    parts = [
-        ("parameters", memory.parameters_bytes),
-        ("gradients", memory.gradients_bytes),
-        ("optimizer", memory.optimizer_bytes),
-        ("activations kept for backward", memory.activations_bytes),
-        ("gathered parameters", memory.gathered_bytes),
-        ("largest temporary", memory.temporary_bytes),
+    kinds = [
+        *((name, getattr(memory, field)) for field, name in NAMES),
         ("reserve", memory.reserve_bytes),
     ]
     rows = [
         (name, bytes_text(n), percent_text(_share(n, whole)), bar(_share(n, whole)))
-        for name, n in parts
+        for name, n in kinds
         if n
     ]
     total = memory.total_bytes
@@ -223,6 +220,17 @@ def _memory(plan: PlanDocument) -> Section:
             f"limit {bytes_text(memory.limit_bytes)}: does not fit, "
             f"{bytes_text(total - memory.limit_bytes)} too much"
         ]
+    if memory.reserve is not None:
+        parts = [
+            f"{name} {bytes_text(n)}"
+            for name, n in (
+                ("context", memory.reserve.context_bytes),
+                ("communication buffers", memory.reserve.communication_bytes),
+                ("fragmentation", memory.reserve.fragmentation_bytes),
+            )
+            if n
+        ]
+        notes += [f"reserve: {', '.join(parts)}"] if parts else []
     return Section(
         title="Memory, predicted, of the fullest device",
         columns=("", ">", ">", "*"),
@@ -231,6 +239,26 @@ def _memory(plan: PlanDocument) -> Section:
         notes=tuple(notes),
         tone="" if memory.fits else "bad",
     )
+
+
+def _stages(memory: Memory) -> list[Section]:
+    """Memory of each stage of a pipeline; nothing where there is one."""
+    if not memory.stages:
+        return []
+    rows = [
+        (name, *(bytes_text(getattr(stage, field)) for stage in memory.stages))
+        for field, name in NAMES
+        if any(getattr(stage, field) for stage in memory.stages)
+    ]
+    sums = (bytes_text(stage.allocated_bytes) for stage in memory.stages)
+    return [
+        Section(
+            title="Memory, predicted, of each stage",
+            columns=("", *(f">stage {i}" for i in range(len(memory.stages)))),
+            rows=(*rows, ("all but the reserve", *sums)),
+            total=True,
+        )
+    ]
 
 
 def measured_section(measurements: Iterable[Measurement]) -> Section:
@@ -257,6 +285,9 @@ def measured_section(measurements: Iterable[Measurement]) -> Section:
                     "" if predicted is None else difference_text(predicted, m.peak_memory_bytes),
                 )
             )
+        for name, said, found in beside_each_other(m.predicted_memory, m.memory):
+            row = (bytes_text(said), bytes_text(found), difference_text(said, found))
+            rows.append(("", f"  {name}", *row))
     return Section(
         title="Predicted and measured",
         columns=("on", "", ">predicted", ">measured", ">difference"),

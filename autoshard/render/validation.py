@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from autoshard.render.memory import beside_each_other
 from autoshard.render.sections import Section, bullets, table
 from autoshard.render.units import bytes_text, difference_text, seconds_text
 
@@ -44,6 +45,7 @@ def validation_sections(report: Any) -> list[Section]:
         *_costs(
             (report.predicted_step_seconds, report.step_seconds),
             (report.predicted_peak_bytes, report.peak_bytes),
+            beside_each_other(report.predicted_memory, report.memory),
             report.memory_method,
         ),
     ]
@@ -103,11 +105,14 @@ def _capture(found: Any) -> list[Section]:
     return [Section(title="The module itself beside its graph", lines=(text,), tone=tone)]
 
 
-def _costs(step_time: Any, memory: Any, method: str) -> list[Section]:
+def _costs(
+    step_time: Any, memory: Any, categories: list[tuple[str, int, int]], method: str
+) -> list[Section]:
     rows = []
     for name, pair, text in (
         ("step time, forward and backward", step_time, seconds_text),
-        ("peak memory, without optimizer state", memory, bytes_text),
+        ("peak memory", memory, bytes_text),
+        *((f"  {name}", (said, found), bytes_text) for name, said, found in categories),
     ):
         if pair is None:
             continue

@@ -12,6 +12,9 @@ from autoshard.report.page import Cell, Column, table
 _WHAT = {
     "collective_s": "starting one collective",
     "reserve_bytes": "memory that no tensor gets",
+    "reserve.context_bytes": "of it context and kernels",
+    "reserve.communication_bytes": "of it communication buffers",
+    "reserve.fragmentation_bytes": "of it fragmentation",
     "devices_per_node": "devices in a node",
     "device.efficiency": "share of the peak that a large product sustains",
     "device.memory_bytes": "memory of a device",

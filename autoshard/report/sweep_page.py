@@ -157,8 +157,8 @@ def _measured(rows: Sequence[Row]) -> str:
         Column("memory, measured", "r"),
     ]
     said = (
-        "Time is of forward and backward (median over repeats), memory without optimizer state and "
-        "reserve: what a run on processes measures."
+        "Time is of forward and backward (median over repeats), memory that of tensors, without "
+        "the reserve: what a run on processes measures."
     )
     return table(columns, out, sortable=True) + note(said)
 

@@ -33,9 +33,7 @@ def figures(plan: PlanDocument) -> dict[str, Any]:
         "communication_s": step.communication_s,
         "exposed_communication_s": step.exposed_communication_s,
         "forward_backward_s": step.forward_s + step.backward_s,
-        "comparable_memory_bytes": memory.total_bytes
-        - memory.optimizer_bytes
-        - memory.reserve_bytes,
+        "comparable_memory_bytes": memory.allocated_bytes,
     }
 
 

@@ -48,8 +48,8 @@ class Row:
         communication_s: predicted, all messages, hidden or not.
         exposed_communication_s: predicted, the part that compute does not hide.
         forward_backward_s: predicted without the optimizer: stands beside ``measured_step_time_s``.
-        comparable_memory_bytes: predicted without the optimizer's state and the reserve: stands
-            beside ``measured_memory_bytes``.
+        comparable_memory_bytes: predicted without the reserve: stands beside
+            ``measured_memory_bytes``.
         measured_step_time_s: median of the timed steps (forward and backward) of the slowest
             process.
         measured_low_s: the fastest of these steps.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from autoshard.plan import Categories
 from autoshard.program import Program
 from autoshard.runtime.comm import Communicator, Recorder
 from autoshard.runtime.custom_ops import CustomOperator, define
@@ -20,9 +17,9 @@ from autoshard.runtime.lower import LoweredModule, lower
 from autoshard.runtime.processes import World
 from autoshard.sharding.collective import Collective
 from autoshard.validation.reference import Step, Watcher
+from autoshard.validation.tracker import StepTracker
+from autoshard.validation.updates import Updates
 from autoshard.validation.values import WholeValues, default_dtype
-
-MEMORY_METHOD = "largest sum of live tensor bytes that torch's dispatcher saw in one step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +32,8 @@ class Job:
         dtype: what operators without floating operands give.
         operators: custom operators that the program calls.
         seed: of the random numbers that operators draw.
+        optimizer: whose state and update belong to the memory of a step; empty for none.
+        weights: values that are parameters or views of them.
         steps: how many steps are timed, after one to warm up and one whose memory is measured; 0
             for neither.
         watch: whether to keep all operands, results and their gradients.
@@ -47,6 +46,8 @@ class Job:
     dtype: str = "float32"
     operators: tuple[CustomOperator, ...] = ()
     seed: int = 0
+    optimizer: str = ""
+    weights: frozenset[str] = frozenset()
     steps: int = 3
     watch: bool = False
     keep: bool = True
@@ -61,12 +62,14 @@ class RankResult:
         step: its parts of everything; None where nothing was to be kept.
         issued: collectives, in order.
         step_seconds: of each timed step, in order; empty where none was.
-        peak_bytes: see ``MEMORY_METHOD``; None where no step was timed.
+        memory: the fullest moment of a step, optimizer included; None where no step was timed.
+        peak_bytes: the same as the device's allocator counts it, or on CPU the sum of ``memory``.
     """
 
     step: Step | None
     issued: list[Collective]
     step_seconds: tuple[float, ...]
+    memory: Categories | None
     peak_bytes: int | None
 
 
@@ -103,14 +106,16 @@ def _run(world: World, job: Job) -> RankResult:
     issued = recorder.collectives
     comm.recorder = None
     seconds: tuple[float, ...] = ()
+    memory: Categories | None = None
     peak: int | None = None
     if job.steps and not job.watch:
         world.progress("measuring memory", 0.6)
-        module.zero_grad(set_to_none=True)
-        peak = peak_bytes(module, inputs)
+        memory, peak = measured(module, inputs, job.optimizer, job.weights)
         world.progress("timing", 0.7)
         seconds = timed(module, inputs, job.steps, world.device)
-    return RankResult(step=step, issued=issued, step_seconds=seconds, peak_bytes=peak)
+    return RankResult(
+        step=step, issued=issued, step_seconds=seconds, memory=memory, peak_bytes=peak
+    )
 
 
 def _kept(
@@ -163,51 +168,65 @@ def _synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize()
 
 
-def peak_bytes(module: LoweredModule, inputs: tuple[Tensor, ...]) -> int:
-    """Peak bytes of one step: the device's own count, or on CPU ``MEMORY_METHOD``."""
-    if inputs and inputs[0].is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        one_step(module, inputs)
-        return torch.cuda.max_memory_allocated()
-    live = LiveBytes([*module.parameters(), *module.buffers(), *inputs])
-    with live:
-        one_step(module, inputs)
-    return live.peak
+def measured(
+    module: LoweredModule, inputs: tuple[Tensor, ...], optimizer: str, weights: frozenset[str]
+) -> tuple[Categories, int]:
+    """The fullest moment of one whole step, and its bytes as the device counts them.
 
-
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that operators make, while they live.
-
-    Args:
-        held: tensors that are there from the start.
+    A step as people write it: gradients are dropped first, loss and outputs live until it is over.
     """
+    updates = Updates(optimizer, module.parameters()) if optimizer else None
+    module.zero_grad(set_to_none=True)
+    one_step(module, inputs)
+    if updates is not None:
+        updates.step()  # makes the state
+    module.zero_grad(set_to_none=True)
+    is_cuda = module.device.type == "cuda"
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+        _whole_step(module, inputs, updates, None)
+        module.zero_grad(set_to_none=True)
+    counted = torch.cuda.max_memory_allocated() if is_cuda else None
+    state = [] if updates is None else updates.state
+    tracker = StepTracker([*module.parameters(), *module.buffers()], inputs, state)
+    comm, before = module.comm, module.comm.recorder
+    comm.recorder = _Watch(tracker, weights)
+    try:
+        with tracker:
+            _whole_step(module, inputs, updates, tracker)
+    finally:
+        comm.recorder = before
+        module.zero_grad(set_to_none=True)
+    found = tracker.peak()
+    return found, found.allocated_bytes if counted is None else counted
 
-    def __init__(self, held: list[Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-        for tensor in held:
-            self._see(tensor)
 
-    def _see(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        size = storage.nbytes()
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, key, size)
+def _whole_step(
+    module: LoweredModule,
+    inputs: tuple[Tensor, ...],
+    updates: Updates | None,
+    tracker: StepTracker | None,
+) -> None:
+    loss, outputs = module(*inputs)
+    if tracker is not None:
+        tracker.backward_begins()
+    if loss.requires_grad:
+        loss.backward()
+    if tracker is not None:
+        tracker.finish()
+    if updates is not None:
+        updates.step()
+    del loss, outputs
 
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator and count what it made."""
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._see(leaf)
-        return result
+class _Watch(Recorder):
+    """Tells the tracker which all_gather brings a parameter together."""
+
+    def __init__(self, tracker: StepTracker, weights: frozenset[str]) -> None:
+        super().__init__()
+        self._tracker, self._weights = tracker, weights
+
+    def start(self, collective: Collective) -> int:
+        """Note a collective; the tensors that it moves are allocated already."""
+        self._tracker.gathering(collective.value in self._weights)
+        return super().start(collective)

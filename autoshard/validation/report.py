@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from autoshard.plan import Categories
+from autoshard.render.memory import beside_each_other
 from autoshard.render.units import bytes_text
 
 Kind = Literal["loss", "output", "gradient", "buffer"]
@@ -84,8 +86,10 @@ class ValidationReport:
         step_seconds: measured, median of a few steps of the slowest process; forward and backward,
             without the optimizer.
         predicted_step_seconds: what the plan said of the same, for its own cluster.
-        peak_bytes: measured, of the fullest process.
-        predicted_peak_bytes: what the plan said, without optimizer state and reserve.
+        peak_bytes: measured, of the fullest process, the optimizer's update included.
+        predicted_peak_bytes: what the plan said, without the reserve.
+        memory: measured at that moment, by category.
+        predicted_memory: what the plan said.
         memory_method: how memory was measured.
         seconds: how long the validation took.
     """
@@ -101,6 +105,8 @@ class ValidationReport:
     predicted_step_seconds: float | None
     peak_bytes: int | None
     predicted_peak_bytes: int | None
+    memory: Categories | None
+    predicted_memory: Categories | None
     memory_method: str
     seconds: float
 
@@ -125,7 +131,14 @@ class ValidationReport:
 
     def to_json(self) -> dict[str, Any]:
         """A plain document."""
-        return {"kind": "autoshard.validation", "passed": self.passed, **asdict(self)}
+        kinds = {
+            name: None if found is None else found.model_dump()
+            for name, found in (
+                ("memory", self.memory),
+                ("predicted_memory", self.predicted_memory),
+            )
+        }
+        return {"kind": "autoshard.validation", "passed": self.passed, **asdict(self), **kinds}
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -159,6 +172,10 @@ class ValidationReport:
             lines.append(
                 f"memory: {self.peak_bytes / 2**20:.1f} MiB measured{beside} ({self.memory_method})"
             )
+            lines += [
+                f"  {name}: {bytes_text(found)} measured, predicted {bytes_text(said)}"
+                for name, said, found in beside_each_other(self.predicted_memory, self.memory)
+            ]
         capture = self.capture
         if capture.skipped:
             lines.append(f"capture: not checked: {capture.skipped}")
@@ -185,6 +202,8 @@ class Measured:
     predicted_step_seconds: float | None
     peak_bytes: int | None
     predicted_peak_bytes: int | None
+    memory: Categories | None
+    predicted_memory: Categories | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

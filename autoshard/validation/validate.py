@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from autoshard.plan import PlanDocument
 from autoshard.program import Program
 from autoshard.runtime.custom_ops import custom_operators
 from autoshard.runtime.processes import Pool, Progress, get_pool
+from autoshard.search.cost import weight_values
 from autoshard.sharding.layout import Layout, R, coordinates, forward_half
 from autoshard.validation.capture_check import check_capture
 from autoshard.validation.compare import (
@@ -29,7 +31,7 @@ from autoshard.validation.compare import (
     magnitude,
 )
 from autoshard.validation.locate import first_wrong_operator
-from autoshard.validation.ranks import MEMORY_METHOD, Job, RankResult, run_rank
+from autoshard.validation.ranks import Job, RankResult, run_rank
 from autoshard.validation.reference import Step, run_unsharded
 from autoshard.validation.report import (
     CaptureCheck,
@@ -39,6 +41,7 @@ from autoshard.validation.report import (
     TensorCheck,
     ValidationReport,
 )
+from autoshard.validation.tracker import METHOD
 from autoshard.validation.values import (
     WholeValues,
     default_dtype,
@@ -117,7 +120,13 @@ def validate_program(
         say("the module itself", 0.2)
         capture = check_capture(captured, seed, given=given)
     ranks = pool or get_pool(prod(program.sizes))
-    job = replace(_job(program, values, seed, steps), dtype=dtype, before_step=before_step)
+    optimizer = plan.optimizer if isinstance(plan, PlanDocument) else ""
+    job = replace(
+        _job(program, values, seed, steps),
+        dtype=dtype,
+        optimizer=optimizer,
+        before_step=before_step,
+    )
     found = _run(ranks, job, timeout_s, say, 0.3)
     checks = compare(program, _steps(found), right, allowed)
     report = ValidationReport(
@@ -130,9 +139,8 @@ def validate_program(
         capture=capture,
         step_seconds=_slowest(found),
         predicted_step_seconds=_predicted_seconds(plan),
-        peak_bytes=_fullest(found),
-        predicted_peak_bytes=_predicted_bytes(plan),
-        memory_method=MEMORY_METHOD,
+        **_memory(found, plan if dtype == getattr(plan, "dtype", None) else None),
+        memory_method=METHOD,
         seconds=time.monotonic() - started,
     )
     if not report.numbers_agree:
@@ -175,7 +183,8 @@ def measure_program(
     say = progress or (lambda text, fraction: None)
     program = _program(plan, captured)
     values = draw_values(captured, program.graph, None, seed)
-    job = replace(_job(program, values, seed, steps), keep=False)
+    optimizer = plan.optimizer if isinstance(plan, PlanDocument) else ""
+    job = replace(_job(program, values, seed, steps), keep=False, optimizer=optimizer)
     found = _run(pool or get_pool(prod(program.sizes)), job, timeout_s, say, 0.3)
     say("done", 1.0)
     return Measured(
@@ -183,8 +192,7 @@ def measure_program(
         step_seconds=_slowest(found),
         step_seconds_each=max((r.step_seconds for r in found.values()), key=_median, default=()),
         predicted_step_seconds=_predicted_seconds(plan),
-        peak_bytes=_fullest(found),
-        predicted_peak_bytes=_predicted_bytes(plan),
+        **_memory(found, plan),
     )
 
 
@@ -200,7 +208,14 @@ def _program(plan: Program | PlanDocument, captured: Captured) -> Program:
 
 def _job(program: Program, values: WholeValues, seed: int, steps: int) -> Job:
     operators = custom_operators({n.family for n in program.graph.nodes})
-    return Job(program=program, values=values, operators=operators, seed=seed, steps=steps)
+    return Job(
+        program=program,
+        values=values,
+        operators=operators,
+        seed=seed,
+        weights=weight_values(program.graph),
+        steps=steps,
+    )
 
 
 def _steps(found: Mapping[Coordinate, RankResult]) -> dict[Coordinate, Step]:
@@ -215,10 +230,6 @@ def _median(seconds: tuple[float, ...]) -> float:
     return median(seconds) if seconds else 0.0
 
 
-def _fullest(found: Mapping[Coordinate, RankResult]) -> int | None:
-    return max((r.peak_bytes for r in found.values() if r.peak_bytes is not None), default=None)
-
-
 def _predicted_seconds(plan: Program | PlanDocument) -> float | None:
     """Forward and backward, which is what is measured."""
     if not isinstance(plan, PlanDocument):
@@ -226,11 +237,19 @@ def _predicted_seconds(plan: Program | PlanDocument) -> float | None:
     return plan.step_time.forward_s + plan.step_time.backward_s
 
 
-def _predicted_bytes(plan: Program | PlanDocument) -> int | None:
-    """Without the optimizer's state and the reserve: neither is there when it is measured."""
-    if not isinstance(plan, PlanDocument):
-        return None
-    return plan.memory.total_bytes - plan.memory.optimizer_bytes - plan.memory.reserve_bytes
+def _memory(
+    found: Mapping[Coordinate, RankResult], plan: Program | PlanDocument | None
+) -> dict[str, Any]:
+    """Of the fullest process, beside what a plan said of the fullest device."""
+    known = [r for r in found.values() if r.peak_bytes is not None]
+    fullest = max(known, key=lambda r: r.peak_bytes or 0, default=None)
+    said = plan.memory.categories if isinstance(plan, PlanDocument) else None
+    return {
+        "memory": None if fullest is None else fullest.memory,
+        "peak_bytes": None if fullest is None else fullest.peak_bytes,
+        "predicted_memory": said,
+        "predicted_peak_bytes": None if said is None else said.allocated_bytes,
+    }
 
 
 def in_dtype(program: Program, dtype: str) -> Program:

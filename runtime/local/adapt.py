@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -166,6 +167,36 @@ def group_norm(site: Site) -> Local:
     return zeros_if_empty(site) or plain(site, num_groups=site.operand_shapes[0][1] // size)
 
 
+class _Drop(torch.autograd.Function):
+    """``x`` where ``kept``, times ``scale``: what is kept for backward is a byte an element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        return (x * kept).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        return gradients[0] * kept * ctx.scale, None, None
+
+
+def drop(x: Tensor, shape: Shape, p: float, take: Callable[[Tensor], Tensor]) -> Tensor:
+    """``x`` with a share ``p`` of its items zero, the rest times ``1 / (1 - p)``.
+
+    Args:
+        x: this device's part.
+        shape: of the whole mask, which every device draws, as torch does on CPU.
+        p: below 1.
+        take: this device's part of the mask.
+    """
+    drawn = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)
+    kept = take(drawn).to(torch.bool)
+    del drawn
+    return _Drop.apply(x, kept, 1 / (1 - p))  # type: ignore[no-untyped-call, no-any-return]
+
+
 @local_for("autoshard.dropout")
 def dropout(site: Site) -> Local:
     """Times a mask that is drawn for the global shape on every device, as torch does on CPU."""
@@ -178,9 +209,4 @@ def dropout(site: Site) -> Local:
     shape = tuple(1 if d in shared else size for d, size in enumerate(site.call.result))
     layout = tuple(R if isinstance(s, Cut) and s.dim in shared else s for s in site.result)
     take = shard_viewer(shape, layout, site.mesh, site.coordinate)
-
-    def run(x: Tensor) -> Tensor:
-        mask = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p).div_(1 - p)
-        return x * take(mask)
-
-    return run
+    return lambda x: drop(x, shape, p, take)

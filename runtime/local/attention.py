@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autoshard.runtime.local.adapt import zeros_if_empty
+from autoshard.runtime.local.adapt import drop, zeros_if_empty
 from autoshard.runtime.local.site import Local, Site, local_for
 from autoshard.runtime.shards import is_cut, positions, shard_viewer
 from autoshard.sharding.layout import Cut, R
@@ -90,8 +90,7 @@ def _explicit(site: Site, p: float, scale: float | None, rows: Local | None) -> 
                 weights = scores.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0)
             else:
                 weights = (scores + mask).softmax(-1)
-        drawn = torch.empty(shape, dtype=q.dtype, device=q.device)
-        drawn = drawn.bernoulli_(1 - p).div_(1 - p) if p < 1 else drawn.zero_()
-        return (weights * take(drawn)) @ v
+        del scores
+        return (drop(weights, shape, p, take) if p < 1 else weights * 0.0) @ v
 
     return run

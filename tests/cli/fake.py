@@ -29,6 +29,8 @@ def sample_report(off: float) -> ValidationReport:
         predicted_step_seconds=0.5,
         peak_bytes=10**9,
         predicted_peak_bytes=None,
+        memory=None,
+        predicted_memory=None,
         memory_method="counted",
         seconds=3.0,
     )

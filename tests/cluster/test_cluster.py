@@ -280,3 +280,28 @@ def test_processes_of_version_1_still_share_their_machine() -> None:
     cluster = Cluster.from_json(old)
     assert len(cluster.tiers) == 1
     assert cluster.with_devices(64).devices_per_node == 64
+
+
+def test_the_reserve_is_told_in_its_parts() -> None:
+    cluster = Cluster.preset("h100", 8)
+    assert cluster.reserve is not None
+    assert cluster.reserve.total_bytes == cluster.reserve_bytes
+    document = cluster.to_json()
+    assert Cluster.from_json(document) == cluster
+    for part in ("context_bytes", "communication_bytes", "fragmentation_bytes"):
+        assert document["sources"][f"reserve.{part}"]
+
+
+def test_a_document_with_the_sum_of_the_reserve_alone_still_loads() -> None:
+    document = Cluster.preset("h100", 8).to_json()
+    del document["reserve"]
+    cluster = Cluster.from_json(document)
+    assert (cluster.reserve, cluster.reserve_bytes) == (None, 4_000_000_000)
+    assert "reserve_bytes" in cluster.figures()
+
+
+def test_parts_of_the_reserve_that_do_not_add_up_are_refused() -> None:
+    document = Cluster.preset("h100", 8).to_json()
+    document["reserve_bytes"] = 5
+    with pytest.raises(RequestError, match="reserve_bytes is 5, and the parts"):
+        Cluster.from_json(document)

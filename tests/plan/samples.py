@@ -5,6 +5,7 @@ from __future__ import annotations
 from autoshard.graph import ModelGraph, Node, Repeat
 from autoshard.plan import (
     Alternative,
+    Categories,
     CollectiveGroup,
     Measurement,
     Memory,
@@ -32,6 +33,11 @@ def tensor(
         layout={"data": "R", "model": "R", **layout},
         local_bytes=local_bytes,
     )
+
+
+def sample_categories(**parts: int) -> Categories:
+    """With the categories that are given, in bytes; the others are empty."""
+    return Categories(**(dict.fromkeys(Categories.model_fields, 0) | parts))
 
 
 def sample_plan(*, measured: bool = False, limit: int | None = 72 * 2**30) -> PlanDocument:
@@ -152,6 +158,12 @@ def sample_plan(*, measured: bool = False, limit: int | None = 72 * 2**30) -> Pl
                 predicted_step_time_s=0.44,
                 peak_memory_bytes=3 * 10**9,
                 predicted_memory_bytes=2_900_000_000,
+                memory=sample_categories(
+                    parameters_bytes=10**9, activations_bytes=18 * 10**8, temporary_bytes=2 * 10**8
+                ),
+                predicted_memory=sample_categories(
+                    parameters_bytes=10**9, activations_bytes=17 * 10**8, temporary_bytes=2 * 10**8
+                ),
             ),
             Measurement(
                 devices="8 x NVIDIA H100 SXM 80GB", step_time_s=1.3, predicted_step_time_s=1.234

@@ -33,7 +33,7 @@ from autoshard.validation.report import (
     TensorCheck,
     ValidationReport,
 )
-from tests.plan.samples import MESH, sample_graph, sample_plan, tensor
+from tests.plan.samples import MESH, sample_categories, sample_graph, sample_plan, tensor
 from tests.words import golden
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -65,7 +65,9 @@ REPORT = ValidationReport(
     predicted_step_seconds=0.4,
     peak_bytes=10**9,
     predicted_peak_bytes=11 * 10**8,
-    memory_method="largest sum of live tensor bytes",
+    memory=sample_categories(parameters_bytes=3 * 10**8, activations_bytes=7 * 10**8),
+    predicted_memory=sample_categories(parameters_bytes=3 * 10**8, activations_bytes=8 * 10**8),
+    memory_method="live tensors",
     seconds=12.3,
 )
 

@@ -16,7 +16,8 @@ from autoshard.runtime.comm import Communicator, Recorder
 from autoshard.runtime.lower import LoweredModule, lower
 from autoshard.runtime.processes import World
 from autoshard.validation import WholeValues
-from autoshard.validation.ranks import peak_bytes
+from autoshard.validation.ranks import one_step
+from tests.live import LiveBytes
 
 
 def lowered(program: Program, values: WholeValues) -> LoweredModule:
@@ -130,8 +131,10 @@ def peak_and_gradients(
     world: World, program: Program, values: WholeValues
 ) -> tuple[int, dict[str, Tensor]]:
     module = lowered(program, values)
-    peak = peak_bytes(module, module.shard_inputs(values.inputs))
-    return peak, module.full_gradients()
+    inputs = module.shard_inputs(values.inputs)
+    with LiveBytes([*module.parameters(), *module.buffers(), *inputs]) as live:
+        one_step(module, inputs)
+    return live.peak, module.full_gradients()
 
 
 def whole_state(world: World, program: Program, values: WholeValues) -> dict[str, Tensor]:

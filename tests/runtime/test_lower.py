@@ -17,9 +17,9 @@ from autoshard.runtime.lower import LoweredModule, lower
 from autoshard.runtime.processes import Pool
 from autoshard.sharding.layout import Shape
 from autoshard.validation import WholeValues, run_unsharded
-from autoshard.validation.ranks import LiveBytes
 from autoshard.validation.reference import Step
 from autoshard.validation.validate import draw_values, in_dtype
+from tests.live import LiveBytes
 from tests.runtime import bodies
 from tests.validation.small import captured, random_program
 

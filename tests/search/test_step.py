@@ -54,9 +54,11 @@ def test_one_microbatch_costs_what_the_search_says(solved: Solved) -> None:
     step = price_step(model, solution.program, Schedule())
     assert step.step_time.total_s == pytest.approx(plain.step_time.total_s)
     assert step.step_time.compute_s == pytest.approx(plain.step_time.compute_s)
-    assert step.memory.model_copy(update={"activations_bytes": 0}) == plain.memory.model_copy(
-        update={"activations_bytes": 0}
-    )
+    # Gradients of several microbatches are there all the time, of one only at the end of backward.
+    assert step.memory.parameters_bytes == plain.memory.parameters_bytes
+    assert step.memory.optimizer_bytes == plain.memory.optimizer_bytes
+    most = plain.memory.allocated_bytes + step.memory.gradients_bytes
+    assert 0.99 * plain.memory.allocated_bytes <= step.memory.allocated_bytes <= most
     assert {(g.op, g.axes, g.phase) for g in step.collectives} == {
         (g.op, g.axes, g.phase) for g in plain.collectives
     }
@@ -168,6 +170,10 @@ def test_stages_share_memory_and_wait_for_each_other() -> None:
         Schedule(microbatches=8, stages=4, virtual_stages=2, order="interleaved"),
     )
     assert four.memory.parameters_bytes < one.memory.parameters_bytes
+    assert (len(one.memory.stages), len(four.memory.stages)) == (0, 4)
+    assert max(s.allocated_bytes for s in four.memory.stages) == four.memory.allocated_bytes
+    stored = sum(s.parameters_bytes for s in four.memory.stages)
+    assert stored == one.memory.parameters_bytes
     assert one.step_time.total_s / 4 < two.step_time.total_s
     assert two.step_time.total_s < one.step_time.total_s
     waiting = four.step_time.total_s - (
