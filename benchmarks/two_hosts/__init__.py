@@ -1,0 +1,1 @@
+"""Two hosts on one machine, for :mod:`benchmarks.network`."""
