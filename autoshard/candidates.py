@@ -335,7 +335,10 @@ class Candidates:
                 rule,
                 offered,
                 differentiable=node.differentiable,
-                allow_rp=full or use != "any" or node.family not in STAR_WITHOUT_RP,
+                allow_rp=full
+                or use != "any"
+                or node.family not in STAR_WITHOUT_RP
+                or self._is_first(node),
                 allow_p=full,
             )
             choices.append(self._restrict(node, rule, row, use, batch, size))
@@ -344,6 +347,18 @@ class Candidates:
         ]
         return strategies(
             rule, choices, self.sizes, operand_grad=grads, result_grad=node.differentiable
+        )
+
+    def _is_first(self, node: Node) -> bool:
+        """Whether nothing but weights before it wants a gradient.
+
+        One that comes in as partial sums then ends there, in the weights' own message.
+        """
+        by_name, weights = self.graph.by_name, self._weights.get(node.name, ())
+        return not any(
+            by_name[o].differentiable and by_name[o].op != "parameter"
+            for index, o in enumerate(node.operands)
+            if index not in weights
         )
 
     def _restrict(

@@ -66,16 +66,20 @@ def writable(path: Path | None) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole, or leave what was there.
+    """Write a file whole, or leave what was there; a device or a pipe is written to as it is.
 
     Raises:
         RequestError: it cannot be written.
     """
+    text = text if text.endswith("\n") else text + "\n"
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with open(handle, "w", encoding="utf-8") as file:
-                file.write(text if text.endswith("\n") else text + "\n")
+                file.write(text)
             umask = os.umask(0)
             os.umask(umask)
             os.chmod(name, 0o666 & ~umask)

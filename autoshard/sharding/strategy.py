@@ -30,8 +30,9 @@ from autoshard.sharding.rule import Dims, Rule
 Passing = Literal["star", "full"]
 """Which operators hand on ``RP`` and ``P``: every legal way, or the set found sufficient.
 
-``star``: ``RP`` through every operator but adds and products, ``P`` through none. It had the
-optimum of ``full`` in 60 of 60 random cases, at a third of the work; tests use ``full``.
+``star``: ``RP`` through every operator but adds and products (the first products excepted: behind
+them only weights want a gradient), ``P`` through none. It had the optimum of ``full`` in 60 of 60
+random cases, at a third of the work; tests use ``full``.
 """
 
 STAR_WITHOUT_RP = frozenset(

@@ -211,10 +211,17 @@ def next_step() -> int:
 
 
 def save(calls: Sequence[CallTrace], path: str | Path) -> None:
-    """Write calls as one trace file; it is there whole, or not at all."""
+    """Write calls as one trace file; it is there whole, or not at all.
+
+    What is no file, such as ``/dev/null``, is written to as it is.
+    """
     path = Path(path)
+    text = json.dumps(document(calls), separators=(",", ":")) + "\n"
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(document(calls), separators=(",", ":")) + "\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     part.replace(path)
 
 

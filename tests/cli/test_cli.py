@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +99,10 @@ ASKED: list[tuple[str, tuple[str, str, dict[str, Any]]]] = [
                 "memory_limit_bytes": 80 * 10**9,
                 "optimizer": "adamw",
                 "strategy": "auto",
+                "recompute": "none",
+                "virtual_stages": 1,
+                "kernels": "eager",
+                "shard_optimizer": False,
             },
         ),
     ),
@@ -200,6 +205,17 @@ def test_out_writes_the_document(cli: Cli, command: str, tmp_path: Path) -> None
     assert result.err.endswith(f"written to {path}\n")
     assert json.loads(path.read_text())
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+@pytest.mark.usefixtures("planner")
+def test_out_may_be_a_pipe(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(path.read_text)
+        assert cli(*COMMANDS["plan"], "--out", str(path)).status == 0
+        assert json.loads(read.result(30))
+    assert path.is_fifo()
 
 
 @pytest.mark.parametrize(
