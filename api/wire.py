@@ -110,6 +110,11 @@ class DeviceDocument(Body):
     memory_bytes_per_second: Positive
     memory_efficiency: Positive
     launch_s: NotNegative
+    kernels: dict[Annotated[str, Field(max_length=100)], NotNegative] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="how shapes change the rates, by name; what is left out has its default",
+    )
 
 
 class ReductionDocument(Body):

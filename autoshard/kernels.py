@@ -74,8 +74,11 @@ class Kernels:
         for name, value in document.items():
             if name not in known:
                 raise RequestError(f"device.kernels.{name} is unknown; known: {', '.join(known)}")
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < float("inf"):
                 raise RequestError(
                     f"device.kernels.{name} must be a number from 0, found {value!r}"
                 )
+            if name in ("attention", "attention_backward") and not value:
+                raise RequestError(f"device.kernels.{name} is a share of the peak, above 0")
         return cls(**document)
