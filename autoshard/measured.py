@@ -25,6 +25,9 @@ CUT = ".cut"
 SCORES = "autoshard.scores"
 """Family of attention with dropout: its factor is of the bytes of the matrix of scores."""
 
+RANDOM = "autoshard.random"
+"""Family of drawing random numbers: its factor is of the bytes that are drawn."""
+
 UPDATE = "autoshard.update"
 """Family of an optimizer's update: its factor is of the bytes that the update needs at least."""
 
@@ -57,6 +60,8 @@ class Measured:
         gradient_copies: how often a fused gradient is copied, into its message and back.
         contention: share by which computing and a message beside it slow each other: 0 where
             neither minds, 1 where a core does one of them at a time.
+        waiting: what the slowest of several processes computes longer than their mean, by the
+            seconds that they compute: the others wait for it at the next message.
     """
 
     operators: Mapping[str, Factor] = field(default_factory=dict)
@@ -67,6 +72,7 @@ class Measured:
     step_s: float = 0.0
     gradient_copies: float = 0.0
     contention: float = 0.0
+    waiting: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A plain document."""

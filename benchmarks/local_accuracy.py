@@ -5,7 +5,7 @@
 calibrates (or takes a cluster file), predicts GPT-2, Llama and ResNet (small configs) under data,
 fsdp, tensor and, on 4 processes, hybrid, and runs each plan on real processes, optimizer included.
 The constants come from the calibration alone. All plans of a model run in the same processes and
-take turns step by step, so that what disturbs the machine disturbs all of them; a plan's time is
+take turns of a few steps, so that what disturbs the machine disturbs all of them; a plan's time is
 the median over its steps of the slowest process.
 
 Printed are predicted beside measured seconds, the median of the absolute errors, and Kendall's tau
@@ -43,8 +43,11 @@ from autoshard.runtime.processes import Pool, World
 from autoshard.validation.validate import draw_values
 from autoshard.validation.values import WholeValues
 
-WARM_STEPS = 2
-STEPS = 8
+ROUNDS = 2
+WARM_STEPS = 1
+STEPS = 4
+"""Of each round, after those that warm up."""
+
 BATCH, SEQ = 8, 128
 
 
@@ -149,13 +152,13 @@ def steps_of(world: World, programs: Sequence[Program], values: WholeValues) -> 
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-6)
         turns.append((module, module.shard_inputs(values.inputs), optimizer))
     found: list[list[float]] = [[] for _ in turns]
-    for number in range(WARM_STEPS + STEPS):
+    for _ in range(ROUNDS):
         for seconds, (module, inputs, optimizer) in zip(found, turns, strict=True):
-            torch.distributed.barrier()
-            spent = _step(module, inputs, optimizer)
-            if number >= WARM_STEPS:
-                seconds.append(spent)
-        world.progress(f"step {number}")
+            for number in range(WARM_STEPS + STEPS):
+                spent = _step(module, inputs, optimizer)
+                if number >= WARM_STEPS:
+                    seconds.append(spent)
+            world.progress("next")
     return found
 
 
@@ -178,7 +181,7 @@ def measure(captured: Captured, plans: Sequence[Plan], pool: Pool) -> list[tuple
     out = []
     for index in range(len(plans)):
         # A step is over when its slowest process is.
-        steps = [max(r[index][i] for r in ranks) for i in range(STEPS)]
+        steps = [max(r[index][i] for r in ranks) for i in range(ROUNDS * STEPS)]
         out.append((median(steps), 1.25 * stdev(steps) / math.sqrt(len(steps))))
     return out
 
@@ -257,6 +260,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", default="2,4", help="numbers of processes")
     parser.add_argument("--models", default=",".join(MODELS), help="of those that are known")
     parser.add_argument("--repeat", type=int, default=1, help="runs, each with its calibration")
+    parser.add_argument(
+        "--save", type=Path, help="write the calibrated cluster there, measure none"
+    )
     parser.add_argument("--cluster", help="a cluster file of one calibration, instead of a new one")
     parser.add_argument("--out", type=Path, help="write all rows there, as JSON")
     given = parser.parse_args(arguments)
@@ -273,6 +279,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     flush=True,
                 )
                 cluster = found.cluster
+                if given.save is not None:
+                    found.save(given.save)
+                    continue
             else:
                 cluster = Cluster.load(given.cluster)
             rows += run(
@@ -281,7 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cluster,
                 lambda text: print(text, flush=True),
             )
-        print(f"run {number + 1}: {summary(rows)}", flush=True)
+        if rows:
+            print(f"run {number + 1}: {summary(rows)}", flush=True)
         every += rows
     if given.repeat > 1:
         print(f"all runs: {summary(every)}")

@@ -29,7 +29,7 @@ from autoshard.measured import BIAS, CUT
 from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, internal_elements
 from autoshard.search.memory import Optimizer
 from autoshard.search.paths import Floats, Halves, Ints, PairPrices
-from autoshard.search.roofline import Phase, adds_biases, pass_seconds, update_seconds
+from autoshard.search.roofline import Phase, adds_biases, pass_seconds, update_seconds, waiting
 from autoshard.search.work import PRODUCTS, Pass, joined_bytes, passes
 from autoshard.sharding.layout import (
     Layout,
@@ -97,6 +97,7 @@ class CostModel:
         self.rules, self.optimizer, self.style = rules, optimizer, style
         self.prices = cluster.collective_seconds(sizes)
         self.resharder = resharder or Resharder(sizes, self.prices)
+        self.waiting = waiting(cluster)
         self.traffic = cluster.device.kernels.traffic(style)
         self._bytes: dict[tuple[Shape, int, Layout], int] = {}
         self._shapes: dict[tuple[Shape, Layout], Shape] = {}
@@ -182,7 +183,7 @@ class CostModel:
 
     def _seconds(self, work: Pass, phase: Phase, node: Node, family: str, traffic: float) -> float:
         """Seconds of a pass on this cluster's device; ``traffic`` multiplies memory-bound bytes."""
-        return pass_seconds(
+        return self.waiting * pass_seconds(
             self.cluster,
             work,
             phase,
@@ -206,7 +207,7 @@ class CostModel:
             return 0.0
         elements = self.local_bytes(node, layout) // node.itemsize
         traffic = self.optimizer.traffic_bytes(elements, node.dtype, node.itemsize)
-        return update_seconds(self.cluster, traffic)
+        return self.waiting * update_seconds(self.cluster, traffic)
 
     def stored_bytes(self, node: Node, layout: Layout) -> tuple[int, int, int]:
         """(itself, gradient, optimizer state) of a leaf stored in ``layout``."""

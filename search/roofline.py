@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import Literal
 
 from autoshard.cluster import Cluster
-from autoshard.measured import BIAS, SCORES, UPDATE, Factor
+from autoshard.measured import BIAS, RANDOM, SCORES, UPDATE, Factor
 from autoshard.search.work import CONVOLUTIONS, Pass
 
 Phase = Literal["forward", "backward"]
@@ -62,8 +62,10 @@ def pass_seconds(
         total += work.flops / (share * rate) + moved
     else:
         total += max(work.flops / rate, moved) + attended
-    scores = measured.operators.get(SCORES, Factor(forward=0.0))
-    return total + _of(scores, phase) * work.scores_bytes / bandwidth
+    none = Factor(forward=0.0)
+    beside = _of(measured.operators.get(SCORES, none), phase) * work.scores_bytes
+    beside += _of(measured.operators.get(RANDOM, none), phase) * work.random_bytes
+    return total + beside / bandwidth
 
 
 def update_seconds(cluster: Cluster, traffic_bytes: float) -> float:
@@ -76,6 +78,12 @@ def update_seconds(cluster: Cluster, traffic_bytes: float) -> float:
         launches = measured.update_launches
         factor = measured.operators.get(UPDATE, Factor(forward=1.0)).forward
     return factor * traffic_bytes / cluster.copy_bytes_per_second + launches * device.launch_s
+
+
+def waiting(cluster: Cluster) -> float:
+    """Factor on what every device computes, since a step takes as long as the slowest of them."""
+    measured = cluster.device.measured
+    return 1.0 if measured is None or cluster.devices == 1 else 1.0 + measured.waiting
 
 
 def adds_biases(cluster: Cluster) -> bool:

@@ -54,6 +54,8 @@ class Pass:
         attention_backward_flops: the same of its backward.
         num_bytes: traffic of memory-bound work.
         scores_bytes: of the matrix of attention scores, where dropout wants it.
+        random_bytes: of random numbers: those of the whole value, since every device draws all of
+            them and takes its own, so that a plan drops what one device would.
         launches: kernels.
     """
 
@@ -63,6 +65,7 @@ class Pass:
     attention_backward_flops: float = 0.0
     num_bytes: float = 0.0
     scores_bytes: float = 0.0
+    random_bytes: float = 0.0
     launches: int = 0
 
 
@@ -95,16 +98,23 @@ def passes(
     if family == ATTENTION:
         flops = node.flops_forward * work * (0.5 if node.attrs.get("is_causal") else 1.0)
         moved = sum(sizes) + out
-        scores = 0.0
+        scores = drawn = 0.0
         if node.attrs.get("dropout_p"):
             scores = prod(shapes[0][:-1]) * shapes[1][-2] * node.itemsize
+            drawn = prod(node.shape[:-1]) * shapes[1][-2] * node.itemsize
         back = Pass(
             attention_flops=ATTENTION_BACKWARD * flops,
             num_bytes=2.0 * moved,
             scores_bytes=scores,
             launches=2,
         )
-        there = Pass(attention_flops=flops, num_bytes=moved, scores_bytes=scores, launches=1)
+        there = Pass(
+            attention_flops=flops,
+            num_bytes=moved,
+            scores_bytes=scores,
+            random_bytes=drawn,
+            launches=1,
+        )
         return there, (back if any(wants) else Pass())
     if node.flops_forward > 4 * prod(node.shape) * max(1, len(shapes)):
         # Convolutions and what else works more than it moves.
@@ -116,8 +126,12 @@ def passes(
         return forward, Pass(
             flops=node.flops_backward * work, num_bytes=2.0 * moved, launches=launches
         )
-    mask = prod(result) if family == "autoshard.dropout" else 0
-    forward = Pass(num_bytes=0.0 if bias else sum(sizes) + out + mask, launches=not bias)
+    drops = family == "autoshard.dropout"
+    forward = Pass(
+        num_bytes=0.0 if bias else sum(sizes) + out + prod(result) * drops,
+        random_bytes=node.num_bytes * drops,
+        launches=not bias,
+    )
     if not any(wants):
         return forward, Pass()
     return forward, _memory_backward(node, shapes, sizes, result, out, wants)

@@ -15,10 +15,16 @@ from statistics import fmean, median
 import numpy as np
 from scipy.optimize import least_squares
 
-from autoshard.calibrate.readings import OperatorReading, OverlapReading, Readings, StepReading
+from autoshard.calibrate.readings import (
+    OperatorReading,
+    OverlapReading,
+    Readings,
+    StepReading,
+    WaitReading,
+)
 from autoshard.cluster import Cluster, Device
 from autoshard.kernels import Kernels
-from autoshard.measured import CUT, SCORES, UPDATE, Factor, Measured
+from autoshard.measured import CUT, RANDOM, SCORES, UPDATE, Factor, Measured
 from autoshard.search.roofline import Phase, pass_seconds, update_seconds
 from autoshard.search.work import ATTENTION, CONVOLUTIONS, PRODUCTS
 
@@ -28,6 +34,7 @@ SMALL_BYTES = 16 << 10
 MOST_WASTE = 256.0
 """Rows, columns or elements that a product may waste."""
 
+DROPOUT = "autoshard.dropout"
 LEAST_FACTOR = 0.02
 LEAST_S = 1e-9
 
@@ -62,15 +69,16 @@ def fit_device(base: Cluster, found: Readings) -> Device:
         measured=Measured(),
     )
     cluster = replace(base, device=device)
-    for stage in (_products, _attention, _convolutions, _families):
+    for stage in (_products, _random, _attention, _convolutions, _families):
         cluster = stage(cluster, found.operators)
     cluster = _steps(cluster, found.steps, found.overlaps)
+    cluster = _measured(cluster, waiting=waiting(found.waits))
     return cluster.device
 
 
 def _bandwidth(steps: Iterable[StepReading]) -> float:
     copies = [s.num_bytes / s.seconds for s in steps if s.kind == "copy"]
-    return fmean(copies)
+    return median(copies)
 
 
 def _launch(operators: Iterable[OperatorReading]) -> float:
@@ -147,6 +155,21 @@ def _geometric(values: Iterable[float]) -> float:
     return exp(fmean(found)) if found else 1.0
 
 
+def _random(cluster: Cluster, operators: Sequence[OperatorReading]) -> Cluster:
+    """Dropout whole and cut: what it draws, which is never cut, and what it moves."""
+    launch, bandwidth = cluster.device.launch_s, cluster.copy_bytes_per_second
+    rows = [
+        r
+        for r in operators
+        if r.family == DROPOUT and r.work.random_bytes and r.work.num_bytes >= SMALL_BYTES
+    ]
+    if not rows:
+        return cluster
+    sizes = [(r.work.num_bytes / bandwidth, r.work.random_bytes / bandwidth) for r in rows]
+    _, drawn = nonnegative(sizes, [max(LEAST_S, r.seconds - launch) for r in rows])
+    return _measured(cluster, operators={RANDOM: Factor(forward=drawn)})
+
+
 def _attention(cluster: Cluster, operators: Sequence[OperatorReading]) -> Cluster:
     """Shares of the peak without dropout; what the scores cost beside with it."""
     kernels = cluster.device.kernels
@@ -161,7 +184,8 @@ def _attention(cluster: Cluster, operators: Sequence[OperatorReading]) -> Cluste
                 / (r.work.attention_flops + r.work.attention_backward_flops)
                 for r in own
             )
-    free = {ATTENTION: Factor(forward=0.0)}
+    known = (cluster.device.measured or Measured()).operators
+    free = {**known, ATTENTION: Factor(forward=0.0)}
     cluster = _with(
         cluster,
         kernels=replace(
@@ -172,7 +196,7 @@ def _attention(cluster: Cluster, operators: Sequence[OperatorReading]) -> Cluste
     )
     cluster = _measured(cluster, operators=free)
     scores = _factor(cluster, [r for r in rows if r.work.scores_bytes], _scores_bytes)
-    return _measured(cluster, operators={**free, SCORES: scores} if rows else {})
+    return _measured(cluster, operators={**free, SCORES: scores})
 
 
 def _scores_bytes(r: OperatorReading) -> float:
@@ -289,6 +313,13 @@ def contention(overlaps: Sequence[OverlapReading]) -> float:
         for o in overlaps
     ]
     return min(1.0, max(0.0, fmean(shares))) if shares else 0.0
+
+
+def waiting(waits: Sequence[WaitReading]) -> float:
+    """Seconds waited by those computed; from 0 to 1."""
+    if not waits:
+        return 0.0
+    return min(1.0, sum(w.seconds for w in waits) / sum(w.computing_s for w in waits))
 
 
 def predicted_step(cluster: Cluster, s: StepReading) -> float:

@@ -1,8 +1,9 @@
 """From readings of messages to the constants of tiers and of the library that sends them.
 
-The laws are lines in constants: a message costs its start and its hops, once a turn, and its bytes
+The laws are lines in constants: a message costs its start, its hops, and its bytes
 over the bandwidth (``autoshard.cluster.prices``). Start, hops and bandwidth of a tier come from
-all_reduce and send_recv; what a library makes of the other kinds is a factor on each part.
+all_reduce; what a library makes of the other kinds is a factor on each part. Where all groups have
+as many hops, nothing tells their start from their hops, and hops take it all.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from autoshard.sharding.collective import MESSAGE_OPS, MessageOp
 FASTEST = 1e18
 """Bytes per second of a link that costs nothing."""
 
-LAWFUL: tuple[MessageOp, ...] = ("all_reduce", "send_recv")
+LAWFUL: MessageOp = "all_reduce"
 """What tiers are fitted to."""
 
 
@@ -57,7 +58,7 @@ def _tier_of(cluster: Cluster, hosts: Hosts, r: MessageReading) -> int | None:
 def _fit_tier(
     cluster: Cluster, index: int, rows: Sequence[MessageReading], *, first: bool
 ) -> Cluster:
-    lawful = [r for r in rows if r.op in LAWFUL]
+    lawful = [r for r in rows if r.op == LAWFUL]
     together = [r for r in lawful if not r.alone]
     alone = [r for r in lawful if r.alone]
     tier = replace(cluster.tiers[index], devices_per_card=1)
@@ -86,8 +87,10 @@ def _constants(
     """Start, seconds of a hop and seconds a byte; a start that is known is kept."""
     coefficients: list[tuple[float, ...]] = []
     seconds = []
-    for r in rows:
-        parts = _parts(cluster, index, tier, r)
+    every = [_parts(cluster, index, tier, r) for r in rows]
+    if len({round(p.hop / p.start, 6) for p in every}) == 1 and free_start:
+        cluster, free_start = replace(cluster, collective_s=0.0), False
+    for r, parts in zip(rows, every, strict=True):
         if free_start:
             coefficients.append((parts.start, parts.hop, parts.byte))
             seconds.append(r.seconds)

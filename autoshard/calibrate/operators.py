@@ -32,8 +32,12 @@ LONG_FLOPS = 2e8
 OTHER_DTYPES = ("float64", "bfloat16", "float16")
 """Dtypes in which products alone are measured."""
 
-CUT_FAMILIES = ("autoshard.batch_norm", "autoshard.nll_sum")
-"""Operators that are made of several parts where their input is cut."""
+CUT_FAMILIES = ("autoshard.batch_norm", "autoshard.nll_sum", "autoshard.dropout")
+"""Operators that do something else where their input is cut: two are made of several parts, and
+dropout draws the random numbers of the whole value."""
+
+WHOLE_ROWS = ("autoshard.nll_sum",)
+"""Those that are cut over columns: of a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,7 @@ def _call(graph: ModelGraph, node: Node, operands: list[Node], mesh: Shape) -> C
     layouts: tuple[Layout, ...] = ((),) * len(operands)
     result: Layout = ()
     if mesh:
-        # The rows of a batch norm are cut over its batch, those of a loss over its vocabulary.
-        dim = 0 if node.family == "autoshard.batch_norm" else 1
+        dim = 1 if node.family in WHOLE_ROWS else 0
         first = Cut(dim, 1, mesh[0])
         rest: Layout = (R,)
         layouts = ((first,), *(rest for _ in operands[1:]))
@@ -122,7 +125,7 @@ def _call(graph: ModelGraph, node: Node, operands: list[Node], mesh: Shape) -> C
         1.0 / prod(mesh),
         bias=False,
     )
-    family = node.family + CUT * bool(mesh)
+    family = node.family + CUT * bool(mesh and node.family != "autoshard.dropout")
     if family == "aten.add" and len(shapes) == 2 and len(shapes[1]) < len(shapes[0]):
         family = BIAS
     run = local_call(

@@ -73,6 +73,19 @@ class OverlapReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaitReading:
+    """How much longer a small message takes after long computing than after short.
+
+    Attributes:
+        computing_s: by which the long one is longer.
+        seconds: by which the message is.
+    """
+
+    computing_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageReading:
     """One collective between two pieces of computing.
 
@@ -93,8 +106,7 @@ class MessageReading:
     seconds: float
 
 
-Reading = OperatorReading | StepReading | OverlapReading | MessageReading
-R = TypeVar("R", OperatorReading, StepReading, OverlapReading, MessageReading)
+R = TypeVar("R", OperatorReading, StepReading, OverlapReading, WaitReading, MessageReading)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +117,7 @@ class Readings:
     steps: tuple[StepReading, ...]
     messages: tuple[MessageReading, ...] = ()
     overlaps: tuple[OverlapReading, ...] = ()
+    waits: tuple[WaitReading, ...] = ()
 
 
 def joined(each: Sequence[Readings]) -> Readings:
@@ -114,6 +127,7 @@ def joined(each: Sequence[Readings]) -> Readings:
         steps=_means([r.steps for r in each]),
         messages=_means([r.messages for r in each]),
         overlaps=_means([r.overlaps for r in each]),
+        waits=_means([r.waits for r in each]),
     )
 
 

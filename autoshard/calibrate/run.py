@@ -22,7 +22,13 @@ from autoshard.calibrate.document import toml
 from autoshard.calibrate.fit import fit_device, predicted, predicted_step
 from autoshard.calibrate.fit_messages import fit_messages, predicted_message
 from autoshard.calibrate.messages import Hosts
-from autoshard.calibrate.readings import MessageReading, OverlapReading, Readings, joined
+from autoshard.calibrate.readings import (
+    MessageReading,
+    OverlapReading,
+    Readings,
+    WaitReading,
+    joined,
+)
 from autoshard.cluster import Cluster, Device, Tier
 from autoshard.errors import MeshError, RequestError
 from autoshard.runtime.comm import Communicator
@@ -33,7 +39,11 @@ from autoshard.sharding.collective import MESSAGE_OPS
 RESERVE_BYTES = 300_000_000
 """A Python process with torch loaded (assumed)."""
 
-OVERLAP_BYTES = 8 << 20
+OVERLAP_BYTES = (2 << 20, 4 << 20, 8 << 20)
+WAITS = 2
+COPIES = 3
+"""Times that the bandwidth is measured: all memory-bound operators are priced by it."""
+
 GRADIENTS = 16
 """Tensors of a message of fused gradients."""
 
@@ -107,7 +117,6 @@ class _Place:
     host: str
     device: str
     kind: str
-    cores: int
     memory_bytes: int
     readings: Readings
 
@@ -223,16 +232,20 @@ def _measure(world: World, sizes: Sizes, window_s: float, say: Say) -> _Place:
     say("memory, updates, steps", None, None)
     gradient = sizes.update_elements[-1]
     beside = [
-        steps.copy(clock),
+        *(steps.copy(clock) for _ in range(COPIES)),
         *(steps.update(clock, n) for n in sizes.update_elements),
         steps.gradients(clock, [gradient // 3] * GRADIENTS),
         steps.step(clock),
     ]
     sent: list[MessageReading] = []
     overlaps: tuple[OverlapReading, ...] = ()
+    waits: tuple[WaitReading, ...] = ()
     if several:
         hosts = hosts_of(whole.gathered(host))
-        overlaps = (steps.overlap(clock, whole, min(OVERLAP_BYTES, sizes.message_bytes[-1])),)
+        overlaps = tuple(
+            steps.overlap(clock, whole, min(n, sizes.message_bytes[-1])) for n in OVERLAP_BYTES
+        )
+        waits = tuple(steps.wait(clock, whole) for _ in range(WAITS))
         plan = [
             (mesh, axes, alone, op, n)
             for mesh, axes, alone in hosts.groups()
@@ -252,13 +265,13 @@ def _measure(world: World, sizes: Sizes, window_s: float, say: Say) -> _Place:
         host=host,
         device=_device_name(world.device),
         kind=world.device.type,
-        cores=_cores(),
         memory_bytes=_memory_bytes(world.device),
         readings=Readings(
             operators=tuple(found),
             steps=tuple(beside),
             messages=tuple(sent),
             overlaps=overlaps,
+            waits=waits,
         ),
     )
 
@@ -295,9 +308,8 @@ def _base(name: str, place: _Place, hosts: Hosts) -> Cluster:
         latency_s=1e-4,
         bulk_latency_s=1e-4,
         short_share=1.0,
-        at_once=place.cores if place.kind == "cpu" else None,
     )
-    fabric = replace(tier, name="fabric", link="network", devices=None, at_once=None)
+    fabric = replace(tier, name="fabric", link="network", devices=None)
     tiers: tuple[Tier, ...] = (tier,)
     if hosts.count > 1:
         tiers = (tier, fabric) if hosts.each > 1 else (fabric,)
@@ -354,6 +366,16 @@ def _rows(cluster: Cluster, found: Readings) -> list[Row]:
                 fitted_s=longer + contention * shorter,
             )
         )
+    for w in found.waits:
+        share = cluster.device.measured.waiting if cluster.device.measured else 0.0
+        out.append(
+            Row(
+                kind="step",
+                name=f"waiting for the slowest after {w.computing_s * 1e3:.0f} ms",
+                measured_s=w.seconds,
+                fitted_s=share * w.computing_s,
+            )
+        )
     for m in found.messages:
         if not m.alone:
             mesh = " x ".join(map(str, m.mesh))
@@ -387,7 +409,6 @@ def _sources(found: Calibration) -> dict[str, str]:
         "device.efficiency": "the peak is what was measured",
         "device.memory_efficiency": "the bandwidth is what was measured",
         "device.memory_bytes": "of this machine, divided by the processes of a host",
-        "tiers.node.at_once": "cores that the processes of a host may use",
     }
     out = {}
     for field in found.cluster.figures():

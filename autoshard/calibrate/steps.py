@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from autoshard.calibrate.clock import Clock
-from autoshard.calibrate.readings import OverlapReading, StepReading
+from autoshard.calibrate.readings import OverlapReading, StepReading, WaitReading
 from autoshard.runtime.comm import Communicator
 from autoshard.search.memory import optimizer_of
 
 COPY_ELEMENTS = 4 << 20
+SHORT_S, LONG_S = 1e-3, 40e-3
+LONG_WINDOWS = 5
 UPDATED = 8
 """Tensors of an update."""
 
@@ -106,3 +109,30 @@ def overlap(clock: Clock, comm: Communicator, num_bytes: int) -> OverlapReading:
 
     message_s, computing_s, both_s = clock.between((message, computing, both))
     return OverlapReading(computing_s=computing_s, message_s=message_s, seconds=both_s)
+
+
+def wait(clock: Clock, comm: Communicator) -> WaitReading:
+    """A small all_reduce of all processes, after a millisecond of products and after forty."""
+    axes = tuple(range(len(comm.mesh)))
+    buffer = torch.rand(256, device=clock.device)
+    a, b = (torch.rand(256, 256, device=clock.device) for _ in range(2))
+    once = clock.least(clock.seconds(lambda: torch.mm(a, b)))
+    long = replace(clock, window_s=LONG_WINDOWS * clock.window_s)
+
+    def times(seconds: float) -> tuple[Callable[[], None], Callable[[], None]]:
+        count = max(1, round(seconds / max(once, 1e-9)))
+
+        def computing() -> None:
+            for _ in range(count):
+                torch.mm(a, b)
+
+        def both() -> None:
+            computing()
+            comm.start("all_reduce", buffer, axes).wait()
+
+        return computing, both
+
+    few, few_sent, many, many_sent = long.between((*times(SHORT_S), *times(LONG_S)))
+    return WaitReading(
+        computing_s=many - few, seconds=max(1e-9, (many_sent - many) - (few_sent - few))
+    )

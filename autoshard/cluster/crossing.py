@@ -90,15 +90,6 @@ def spread(sizes: Shape, axes: tuple[int, ...], per_node: int) -> tuple[int, int
     return len(groups), max(1, len(groups) // nodes), nodes
 
 
-def most_in_a_unit(sizes: Shape, axes: tuple[int, ...], tier: Tier) -> int:
-    """Most members of a group over ``axes`` that stand in one unit of a tier."""
-    units = np.sort(_units(_groups(sizes, axes), tier), axis=0)
-    most = 0
-    for group in units.T:
-        most = max(most, int(np.bincount(group - group[0]).max()))
-    return most
-
-
 def _groups(sizes: Shape, axes: tuple[int, ...]) -> Ints:
     """Devices by member (rows) and group (columns)."""
     members = prod(sizes[a] for a in axes)

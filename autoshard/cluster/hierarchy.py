@@ -282,7 +282,6 @@ def _local(document: Mapping[str, Any], devices: int) -> Cluster:
         **values["sources"],
         "devices_per_node": "all processes run on this machine",
         "device.memory_bytes": "psutil.virtual_memory().total, divided by the number of processes",
-        "tiers.node.at_once": "psutil.cpu_count(): the cores that processes take turns on",
     }
     return _shared_machine(Cluster.from_json(values), devices)
 
@@ -303,16 +302,16 @@ def _shared_machine(cluster: Cluster, devices: int) -> Cluster:
     """``cluster`` (processes on one machine) with another number of processes.
 
     A process has one core to itself while there are enough; beyond that all of them share: rates
-    fall and what a launch costs rises in proportion. A message waits for turns (``Tier.at_once``).
+    fall and what a launch costs rises in proportion. A hop of a message takes what it took before:
+    it waits to be woken, not for a core (``autoshard calibrate`` with 2 and 4 processes).
     """
     _check_devices(devices, max(1, devices) if isinstance(devices, int) else 1, cluster.name)
-    cores = cluster.inside.at_once or _cores()
+    cores = _cores()
     ratio = min(1.0, cores / devices) / min(1.0, cores / cluster.devices)
     device = cluster.device
     measured = device.measured
     return replace(
         cluster,
-        tiers=(replace(cluster.inside, at_once=cores),),
         devices=devices,
         devices_per_node=devices,
         device=replace(

@@ -120,8 +120,6 @@ class Tier:
             a ring with links both ways (a dimension of a torus), of which a part of the ring has
             half the rate.
         reduction: what the tier's switches sum, if they do.
-        at_once: devices of one unit that can send or receive at the same time; None: all. A group
-            with more of them in a unit waits for turns: processes that share cores.
     """
 
     name: str
@@ -134,7 +132,6 @@ class Tier:
     devices_per_card: int = 1
     wires: Wires = "switch"
     reduction: Reduction | None = None
-    at_once: int | None = None
 
     def __post_init__(self) -> None:
         """Check what the prices rely on."""

@@ -20,9 +20,8 @@ pairwise      all_to_all: sum over tiers of w (q - 1) (a + n / p / (W / w)); on 
 send_recv     the slowest hop to the next member: a + n / W
 ============  ==================================================================================
 
-Where fewer devices of a unit can send at once than a group has there (``at_once``: processes that
-share cores), everything that does not depend on n is paid once a turn. ``library`` has factors on
-the two parts of a line, for collectives that a library makes otherwise than the laws say.
+``library`` has factors on the two parts of a line, for collectives that a library makes otherwise
+than the laws say.
 
 Each stands twice: short messages (``latency_s``, W times ``short_share``) and bulk transfers
 (``bulk_latency_s``, W); sums by switches are bulk only.
@@ -42,7 +41,7 @@ from math import ceil, log2, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.cluster.crossing import Crossing, crossings, most_in_a_unit, send_crossings, spread
+from autoshard.cluster.crossing import Crossing, crossings, send_crossings, spread
 from autoshard.cluster.parts import Algorithm, Library, Tier
 from autoshard.sharding.collective import MessageOp
 from autoshard.sharding.layout import Shape
@@ -138,16 +137,10 @@ class CollectivePrices:
         if axes not in self._crossings:
             self._crossings[axes] = crossings(self.tiers, self.sizes, axes)
         crossed = self._crossings[axes]
-        turns = self._turns(axes) * made.latency
         for bulk in (False, True):
             levels = tuple(_level(c, bulk) for c in crossed)
             for latency, slope in self._of(op, members, crossed, levels, bulk):
-                yield (base + latency) * turns, slope * made.bytes
-
-    def _turns(self, axes: tuple[int, ...]) -> float:
-        """How often those members of a group must take turns that share what sends."""
-        turns = [most_in_a_unit(self.sizes, axes, t) / t.at_once for t in self.tiers if t.at_once]
-        return max([1.0, *turns])
+                yield (base + latency) * made.latency, slope * made.bytes
 
     def _of(
         self,

@@ -138,8 +138,6 @@ def tier_document(tier: Tier) -> dict[str, Any]:
     }
     if tier.devices is not None:
         out["devices"] = tier.devices
-    if tier.at_once is not None:
-        out["at_once"] = tier.at_once
     if tier.reduction is not None:
         out["reduction"] = {
             "bytes_per_second": tier.reduction.bytes_per_second,
@@ -179,7 +177,6 @@ def _tier(name: str, tiers: Mapping[str, Any]) -> Tier:
         devices_per_card=_whole("devices_per_card", values) if "devices_per_card" in values else 1,
         wires=cast(Wires, wires),
         reduction=reduction,
-        at_once=_whole("at_once", values) if "at_once" in values else None,
     )
 
 
