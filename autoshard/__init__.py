@@ -28,7 +28,16 @@ if TYPE_CHECKING:
         ValidationError,
     )
     from autoshard.graph import ModelGraph
-    from autoshard.planner import Plan, analyze, estimate, from_export, optimize, validate
+    from autoshard.planner import (
+        Plan,
+        analyze,
+        estimate,
+        from_export,
+        optimize,
+        smallest,
+        validate,
+        what_if,
+    )
     from autoshard.sharding.mesh import DeviceMesh
     from autoshard.sharding.registry import sharding_rule
     from autoshard.sharding.spec import P, PartitionSpec, ShardingSpec
@@ -65,9 +74,11 @@ _HOME = {
     "optimize": "autoshard.planner",
     "profiler": "autoshard.runtime.watch",
     "sharding_rule": "autoshard.sharding.registry",
+    "smallest": "autoshard.planner",
     "spmd": "autoshard.runtime.spmd",
     "sweep": "autoshard.sweeps",
     "validate": "autoshard.planner",
+    "what_if": "autoshard.planner",
 }
 """Module that each public name comes from."""
 
@@ -101,9 +112,11 @@ __all__ = [
     "optimize",
     "profiler",
     "sharding_rule",
+    "smallest",
     "spmd",
     "sweep",
     "validate",
+    "what_if",
 ]
 
 

@@ -8,6 +8,7 @@ operator what it does on each axis; with the model's graph they give the whole p
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -253,6 +254,11 @@ class PlanDocument(Document):
     measurements: tuple[Measurement, ...] = ()
     warnings: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """How many devices the plan is for."""
+        return prod(self.mesh.sizes)
 
     @property
     def predicted_step_s(self) -> float:

@@ -1,19 +1,29 @@
 """What a plan costs, and the search for the best one: arithmetic on values, without torch."""
 
-from autoshard.search.feasible import Asked
+from autoshard.search.feasible import Asked, Feasible
 from autoshard.search.inner import Prepared, Solution, solve
-from autoshard.search.nearest import explained
-from autoshard.search.outer import Configuration, SearchResult, Standing, configurations, search
+from autoshard.search.nearest import explained, length_of
+from autoshard.search.outer import (
+    Configuration,
+    SearchResult,
+    Standing,
+    binding,
+    configurations,
+    search,
+)
 
 __all__ = [
     "Asked",
     "Configuration",
+    "Feasible",
     "Prepared",
     "SearchResult",
     "Solution",
     "Standing",
+    "binding",
     "configurations",
     "explained",
+    "length_of",
     "search",
     "solve",
 ]

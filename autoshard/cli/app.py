@@ -17,7 +17,7 @@ import typer
 
 from autoshard.cli.calibrate import calibrate
 from autoshard.cli.export import export, import_
-from autoshard.cli.options import given, parse_bytes, writable
+from autoshard.cli.options import given, writable
 from autoshard.cli.output import Output, guarded
 from autoshard.cli.report import report
 from autoshard.cli.serve import keys, serve
@@ -25,6 +25,7 @@ from autoshard.cli.sweep import results, sweep
 from autoshard.cli.trace import trace
 from autoshard.cli.visualize import visualize
 from autoshard.errors import InfeasibleError, RequestError, ValidationError
+from autoshard.quantities import parse_bytes
 
 app = typer.Typer(
     name="autoshard",
@@ -215,6 +216,29 @@ def plan(
             help="Let this planning service do it; a key is read from AUTOSHARD_API_KEY.",
         ),
     ] = None,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--what-if",
+            metavar="CHANGE",
+            help="Compare with another cluster or request: link=2x, memory=0.5x,nodes=+1, "
+            "devices=16, peak=2x, ...; may be repeated.",
+        ),
+    ] = None,
+    smallest: Annotated[
+        bool,
+        typer.Option(
+            "--smallest", help="On the fewest devices where it fits; --devices is the most."
+        ),
+    ] = False,
+    step_time: Annotated[
+        float | None,
+        typer.Option(
+            "--step-time",
+            metavar="SECONDS",
+            help="On the fewest devices where a step takes at most so long.",
+        ),
+    ] = None,
     out: Out = None,
     as_json: Json = False,
     no_color: NoColor = False,
@@ -222,29 +246,39 @@ def plan(
     """Find the fastest way to shard MODEL over a cluster."""
     output = Output(as_json=as_json, no_color=no_color)
     writable(out)
-    limit = parse_bytes("--memory-limit", memory_limit)
-    if server is not None and storage is not None:
-        raise RequestError("--storage is of a local search; leave it out, or leave out --server")
+    asked = given(
+        cluster=cluster,
+        devices=devices,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        mesh=mesh,
+        memory_limit_bytes=parse_bytes("--memory-limit", memory_limit),
+        trials=trials,
+        storage=storage,
+        step_time_s=step_time,
+    )
+    _check_questions(
+        {
+            "--server": server is not None,
+            "--storage": storage is not None,
+            "--what-if": bool(what_if),
+            SMALLEST: smallest or step_time is not None,
+            "--mesh": mesh is not None,
+        }
+    )
+    asked |= {"optimizer": optimizer.value, "strategy": strategy.value, "seed": seed}
     with output.progress(f"planning {model}") as progress, planner(server) as optimize:
-        found = optimize(
-            model,
-            **given(
-                cluster=cluster,
-                devices=devices,
-                global_batch=global_batch,
-                seq_len=seq_len,
-                dtype=dtype,
-                mesh=mesh,
-                memory_limit_bytes=limit,
-                trials=trials,
-                storage=storage,
-            ),
-            optimizer=optimizer.value,
-            strategy=strategy.value,
-            seed=seed,
-            progress=progress,
-        )
-    _show_plan(output, found, out)
+        if what_if:
+            answer = facade().what_if(model, what_if, **asked, progress=progress)
+        elif smallest or step_time is not None:
+            found = facade().smallest(model, **asked, progress=progress)
+        else:
+            found = optimize(model, **asked, progress=progress)
+    if what_if:
+        _show(output, answer.to_json, lambda: answer, out)
+    else:
+        _show_plan(output, found, out)
 
 
 @app.command()
@@ -462,6 +496,25 @@ app.command(short_help="Write a plan as another tool's own files.")(export)
 app.command("import", short_help="Price another tool's parallelism as a plan.")(import_)
 app.command(short_help="Answer plan requests over HTTP, with a page.")(serve)
 app.add_typer(keys)
+
+
+SMALLEST = "--smallest (or --step-time)"
+
+EXCLUDED = (
+    ("--server", "--storage", "--storage is of a local search"),
+    ("--server", "--what-if", "it is answered here"),
+    ("--server", SMALLEST, "it is answered here"),
+    (SMALLEST, "--what-if", "these are two questions"),
+    (SMALLEST, "--mesh", "a mesh says how many devices there are"),
+    (SMALLEST, "--storage", "it is no single search"),
+)
+"""Options of ``plan`` that do not go together, and why."""
+
+
+def _check_questions(present: dict[str, bool]) -> None:
+    for one, other, why in EXCLUDED:
+        if present[one] and present[other]:
+            raise RequestError(f"{one} and {other} do not go together: {why}; leave out either")
 
 
 def _show_plan(output: Output, found: Any, out: Path | None) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.cli.options import given, parse_bytes, writable, write
+from autoshard.cli.options import given, writable, write
 from autoshard.cli.output import Output
 from autoshard.errors import InfeasibleError, RequestError
+from autoshard.quantities import parse_bytes
 
 if TYPE_CHECKING:
     from autoshard.exports import Export

@@ -3,49 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from autoshard.errors import RequestError
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-
 
 def given(**options: Any) -> dict[str, Any]:
     """The options that were given: those that are not None."""
     return {name: value for name, value in options.items() if value is not None}
-
-
-def parse_bytes(option: str, text: str | None) -> int | None:
-    """Bytes of ``72GiB``, ``80 GB`` or ``17179869184``.
-
-    Raises:
-        RequestError: not a number of bytes.
-    """
-    if text is None:
-        return None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(found[2].lower()) if found else None
-    value = float(found[1]) * unit if found and unit else 0.0
-    if value < 1:
-        raise RequestError(
-            f"{option} is {text!r}; write a number of bytes above 0, with a unit if you like: "
-            "72GiB, 80GB, 17179869184"
-        )
-    return int(value)
 
 
 def writable(path: Path | None) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from autoshard.planner.foreign import from_export
     from autoshard.planner.plan import Plan
     from autoshard.planner.planning import estimate, optimize
+    from autoshard.planner.smallest import smallest
+    from autoshard.planner.what_if import what_if
 
 _HOME = {
     "Plan": "autoshard.planner.plan",
@@ -20,10 +22,21 @@ _HOME = {
     "estimate": "autoshard.planner.planning",
     "from_export": "autoshard.planner.foreign",
     "optimize": "autoshard.planner.planning",
+    "smallest": "autoshard.planner.smallest",
     "validate": "autoshard.planner.checking",
+    "what_if": "autoshard.planner.what_if",
 }
 
-__all__ = ["Plan", "analyze", "estimate", "from_export", "optimize", "validate"]
+__all__ = [
+    "Plan",
+    "analyze",
+    "estimate",
+    "from_export",
+    "optimize",
+    "smallest",
+    "validate",
+    "what_if",
+]
 
 
 def __getattr__(name: str) -> Any:

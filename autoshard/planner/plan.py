@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from autoshard.analyzer import Captured
     from autoshard.exports import Export
+    from autoshard.planner.what_if import WhatIf
     from autoshard.program import Program
     from autoshard.runtime.lower import LoweredModule
     from autoshard.validation import DryRunReport, ValidationReport
@@ -31,6 +32,7 @@ class Plan(PlanDocument):
     """
 
     _captured: Captured | None = PrivateAttr(default=None)
+    _forced: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
         """Equal documents are equal plans, whatever model they remember."""
@@ -60,6 +62,48 @@ class Plan(PlanDocument):
         """Remember the captured model, so that ``validate`` and ``lower`` need none."""
         self._captured = captured
         return self
+
+    def remember(self, **forced: Any) -> Plan:
+        """Remember arguments of :func:`autoshard.optimize` that the document does not hold."""
+        self._forced = forced
+        return self
+
+    def asked(self) -> dict[str, Any]:
+        """The arguments of :func:`autoshard.optimize` that gave this plan, but for the model.
+
+        A plan that was loaded from a file has forgotten a mesh, constraints and trials.
+        """
+        from autoshard.cluster import Cluster
+
+        cluster = Cluster.from_json(self.cluster)
+        limit = self.memory.limit_bytes
+        return {
+            "cluster": cluster,
+            "optimizer": self.optimizer,
+            "strategy": self.strategy,
+            "memory_limit_bytes": None if limit == cluster.device.memory_bytes else limit,
+            "seed": self.seed,
+            **self._forced,
+        }
+
+    def what_if(
+        self, *changes: str, progress: bool | Callable[[str], None] | None = True
+    ) -> WhatIf:
+        """The best plan as it is, and with each of the changes; see :func:`autoshard.what_if`.
+
+        Raises:
+            RequestError: a change is wrong, or no model is at hand.
+        """
+        from autoshard.planner.what_if import what_if
+
+        return what_if(
+            self.model.source or self.model.name,
+            changes,
+            captured=self.captured(),
+            seq_len=self.seq_len,
+            progress=progress,
+            **self.asked(),
+        )
 
     def captured(
         self, model: nn.Module | str | None = None, example_inputs: object | None = None

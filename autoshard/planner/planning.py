@@ -59,6 +59,7 @@ def optimize(
     storage: str | None = None,
     validate: Validate = "none",
     captured: Captured | None = None,
+    suggest: bool = True,
     progress: bool | Callable[[str], None] | None = True,
     watch: Callable[[Standing], None] | None = None,
 ) -> Plan:
@@ -83,6 +84,7 @@ def optimize(
         storage: URL of an Optuna storage that keeps the trials.
         validate: ``dry-run`` or ``run`` to check the plan before it is returned.
         captured: the model at this very batch, length and dtype, where it was captured before.
+        suggest: whether to look, where nothing fits, for the nearest changes that do.
         progress: True: lines on stderr where it is a terminal; or called with each line.
         watch: told after each configuration how far the search is, and the fastest so far.
 
@@ -118,7 +120,7 @@ def optimize(
         strategy=strategy,  # type: ignore[arg-type]  # checked by the request
         mesh=request.forced,
         memory_limit=memory_limit_bytes,
-        pins=_pins(constraints, captured.graph),
+        pins=resolve_pins(constraints, captured.graph),
         trials=trials,
     )
     try:
@@ -136,6 +138,8 @@ def optimize(
             progress=told,
         )
     except InfeasibleError as error:
+        if not suggest:
+            raise
         say("nothing fits; looking for changes that do")
         raise explained(error, asked, regraph if example_inputs is None else None) from None
     plan = _plan(
@@ -148,6 +152,7 @@ def optimize(
         alternatives=result.alternatives,
         lower_bound_s=result.lower_bound_s,
     )
+    plan.remember(mesh=request.forced, constraints=constraints, trials=trials)
     if validate != "none":
         plan.validate(dry_run=validate == "dry-run", progress=say)
     return plan
@@ -429,7 +434,7 @@ class Request:
         )
 
 
-def _pins(
+def resolve_pins(
     constraints: Mapping[str, ShardingSpec] | None, graph: ModelGraph
 ) -> dict[str, dict[str, State]]:
     """State of each constrained parameter on the axes that its spec names.

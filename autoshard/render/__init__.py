@@ -5,6 +5,7 @@ from autoshard.render.html import plan_html, sections_html
 from autoshard.render.plan import plan_sections, plan_table
 from autoshard.render.sections import Section, render_text
 from autoshard.render.validation import validation_sections, validation_table
+from autoshard.render.what_if import what_if_sections, what_if_table
 
 __all__ = [
     "Section",
@@ -17,4 +18,6 @@ __all__ = [
     "sections_html",
     "validation_sections",
     "validation_table",
+    "what_if_sections",
+    "what_if_table",
 ]

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from autoshard.answers import Outcome
 from autoshard.errors import ValidationError
+from autoshard.plan import MeshDocument
+from autoshard.planner.what_if import WhatIf
 from autoshard.validation.report import (
     CaptureCheck,
     CollectiveCheck,
@@ -36,6 +39,28 @@ def sample_report(off: float) -> ValidationReport:
     )
 
 
+def sample_what_if() -> WhatIf:
+    best = Outcome(
+        change="",
+        devices=8,
+        label="data parallel over data=8",
+        mesh=MeshDocument(axis_names=("data", "model"), sizes=(8, 1)),
+        step_time_s=0.5,
+        samples_per_second=128.0,
+        memory_bytes=30 * 2**30,
+        limit_bytes=80 * 10**9,
+        gain=1.0,
+    )
+    faster = best.model_copy(update={"change": "link=2x", "step_time_s": 0.4, "gain": 1.25})
+    none = Outcome(
+        change="memory=0.2x,nodes=+1",
+        devices=16,
+        limit_bytes=16 * 10**9,
+        binding="activations 10 GB (then parameters 9 GB); 20 GB of 16 GB, 4 GB too much",
+    )
+    return WhatIf(model="gpt2", cluster="h100", outcomes=(best, faster, none))
+
+
 @dataclass
 class FakePlanner:
     error: BaseException | None = None
@@ -57,6 +82,14 @@ class FakePlanner:
     def optimize(self, model: str, **options: Any) -> Any:
         self._ask("optimize", model, options)
         return sample_plan()
+
+    def smallest(self, model: str, **options: Any) -> Any:
+        self._ask("smallest", model, options)
+        return sample_plan()
+
+    def what_if(self, model: str, changes: list[str], **options: Any) -> Any:
+        self._ask("what_if", model, {"changes": changes, **options})
+        return sample_what_if()
 
     def estimate(self, model: str, **options: Any) -> Any:
         self._ask("estimate", model, options)

@@ -89,6 +89,42 @@ ASKED: list[tuple[str, tuple[str, str, dict[str, Any]]]] = [
         ),
     ),
     (
+        "plan gpt2 --what-if link=2x --what-if memory=0.5x,nodes=+1 --cluster h100",
+        (
+            "what_if",
+            "gpt2",
+            {
+                "changes": ["link=2x", "memory=0.5x,nodes=+1"],
+                "cluster": "h100",
+                "optimizer": "adamw",
+                "strategy": "auto",
+                "seed": 0,
+            },
+        ),
+    ),
+    (
+        "plan gpt2 --smallest --cluster h100 --devices 64",
+        (
+            "smallest",
+            "gpt2",
+            {
+                "cluster": "h100",
+                "devices": 64,
+                "optimizer": "adamw",
+                "strategy": "auto",
+                "seed": 0,
+            },
+        ),
+    ),
+    (
+        "plan gpt2 --step-time 0.5",
+        (
+            "smallest",
+            "gpt2",
+            {"step_time_s": 0.5, "optimizer": "adamw", "strategy": "auto", "seed": 0},
+        ),
+    ),
+    (
         "estimate gpt2 --mesh data=2 --cluster a100-80 --memory-limit 80GB",
         (
             "estimate",
@@ -97,6 +133,10 @@ ASKED: list[tuple[str, tuple[str, str, dict[str, Any]]]] = [
                 "mesh": "data=2",
                 "cluster": "a100-80",
                 "memory_limit_bytes": 80 * 10**9,
+                "recompute": "none",
+                "virtual_stages": 1,
+                "kernels": "eager",
+                "shard_optimizer": False,
                 "optimizer": "adamw",
                 "strategy": "auto",
                 "recompute": "none",
@@ -177,6 +217,15 @@ def test_people_get_a_table_on_stdout_and_progress_on_stderr(cli: Cli, command: 
     assert said[0].startswith(("planning gpt2", "estimating gpt2", "analyzing", "validating"))
     assert said[1:3] == ["loading the model", "pricing (0 of 3)"]
     assert "\x1b" not in result.out + result.err
+
+
+@pytest.mark.usefixtures("planner")
+def test_what_if_is_a_table_and_a_document(cli: Cli) -> None:
+    shown = cli("plan", "gpt2", "--what-if", "link=2x")
+    golden.check(GOLDEN / "what_if.txt", "\n".join(s.rstrip() for s in shown.out.split("\n")))
+    document = json.loads(cli("plan", "gpt2", "--what-if", "link=2x", "--json").out)
+    assert document["kind"] == "autoshard.what_if"
+    assert [o["gain"] for o in document["outcomes"]] == [1.0, 1.25, None]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -304,6 +353,16 @@ USAGE = {
         ["plan", "gpt2", "--memory-limit", "much"],
         "--memory-limit is 'much'; write a number of bytes above 0, with a unit if you like: "
         "72GiB, 80GB, 17179869184",
+    ),
+    "two questions": (
+        ["plan", "gpt2", "--smallest", "--what-if", "link=2x"],
+        "--smallest (or --step-time) and --what-if do not go together: these are two questions; "
+        "leave out either",
+    ),
+    "another machine": (
+        ["plan", "gpt2", "--server", "http://x", "--storage", "sqlite:///s.db"],
+        "--server and --storage do not go together: --storage is of a local search; leave out "
+        "either",
     ),
     "no folder": (
         ["plan", "gpt2", "--out", "nowhere/plan.json"],

@@ -1,0 +1,56 @@
+"""Answers about plans, as documents: what would change if the cluster or the request did."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from autoshard.plan import Document, MeshDocument
+
+
+class Outcome(Document):
+    """The best plan of one request.
+
+    Attributes:
+        change: what is other than asked for, as it was written; empty: nothing.
+        devices: how many there are.
+        label: what the plan amounts to; None where nothing fits.
+        mesh: its mesh.
+        step_time_s: predicted seconds of a step.
+        samples_per_second: of all devices together.
+        memory_bytes: predicted peak of the fullest device; where nothing fits, of the leanest plan.
+        limit_bytes: memory of a device that may be used.
+        gain: samples (with another length: tokens) a second over those without the change.
+        binding: what binds where nothing fits.
+    """
+
+    change: str
+    devices: int
+    label: str | None = None
+    mesh: MeshDocument | None = None
+    step_time_s: float | None = None
+    samples_per_second: float | None = None
+    memory_bytes: int | None = None
+    limit_bytes: int | None = None
+    gain: float | None = None
+    binding: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan."""
+        return self.label is not None
+
+
+class WhatIfDocument(Document):
+    """The best plans of a request and of changed ones; the first outcome is unchanged."""
+
+    kind: Literal["autoshard.what_if"] = "autoshard.what_if"
+    schema_version: Literal[1] = 1
+    model: str
+    cluster: str
+    outcomes: tuple[Outcome, ...] = Field(min_length=1)
+
+    def to_json(self) -> str:
+        """The answer as a JSON text."""
+        return self.model_dump_json(indent=1)
