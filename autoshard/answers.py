@@ -54,3 +54,45 @@ class WhatIfDocument(Document):
     def to_json(self) -> str:
         """The answer as a JSON text."""
         return self.model_dump_json(indent=1)
+
+
+class Part(Document):
+    """One part of two plans' figures: seconds or bytes, as ``unit`` says.
+
+    Exposed communication is what counts in a step; single messages may be hidden.
+    """
+
+    name: str
+    unit: Literal["s", "B"]
+    plan: float
+    other: float
+
+
+class WhyNotDocument(Document):
+    """A plan beside another mesh and strategy: what each part costs in both.
+
+    Attributes:
+        plan: what the plan amounts to.
+        asked: the other one, as it was asked for.
+        other: what its best plan amounts to.
+        fits: whether that is within the memory.
+        verdict: why not, in words.
+        time: parts of a step and their sum.
+        messages: seconds of all messages of a kind, hidden ones too, the largest difference first.
+        memory: categories of the peak and their sum.
+    """
+
+    kind: Literal["autoshard.why_not"] = "autoshard.why_not"
+    schema_version: Literal[1] = 1
+    plan: str
+    asked: str
+    other: str
+    fits: bool
+    verdict: str
+    time: tuple[Part, ...]
+    messages: tuple[Part, ...]
+    memory: tuple[Part, ...]
+
+    def to_json(self) -> str:
+        """The answer as a JSON text."""
+        return self.model_dump_json(indent=1)

@@ -10,6 +10,7 @@ from autoshard.search.outer import (
     binding,
     configurations,
     search,
+    slower_by,
 )
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "explained",
     "length_of",
     "search",
+    "slower_by",
     "solve",
 ]

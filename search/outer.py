@@ -20,7 +20,7 @@ from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
 from autoshard.errors import InfeasibleError, MeshError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
-from autoshard.plan import Alternative, Memory, MeshDocument
+from autoshard.plan import Alternative, Memory, MeshDocument, StepTime
 from autoshard.search.inner import Prepared, Solution, solve
 from autoshard.sharding.layout import Cut, Layout, R, Shape, State, canonical, fits
 
@@ -413,7 +413,11 @@ def _alternatives(
 def _why(lost: Solution, won: Solution) -> str:
     if not lost.fits:
         return f"does not fit: {binding(lost.memory)}"
-    mine, other = lost.step_time, won.step_time
+    return slower_by(lost.step_time, won.step_time)
+
+
+def slower_by(mine: StepTime, other: StepTime) -> str:
+    """How much slower ``mine`` is, and which part takes most of that, in words."""
     ratio = mine.total_s / other.total_s
     if ratio < 1.0005:
         return "as fast as the plan, to four digits"

@@ -225,6 +225,15 @@ def plan(
             "devices=16, peak=2x, ...; may be repeated.",
         ),
     ] = None,
+    why_not: Annotated[
+        str | None,
+        typer.Option(
+            "--why-not",
+            metavar="MESH",
+            help="Compare the plan with another mesh, part by part: data=8, or with a strategy "
+            "'fsdp, data=8'.",
+        ),
+    ] = None,
     smallest: Annotated[
         bool,
         typer.Option(
@@ -263,19 +272,23 @@ def plan(
             "--server": server is not None,
             "--storage": storage is not None,
             "--what-if": bool(what_if),
+            "--why-not": why_not is not None,
             SMALLEST: smallest or step_time is not None,
             "--mesh": mesh is not None,
         }
     )
     asked |= {"optimizer": optimizer.value, "strategy": strategy.value, "seed": seed}
     with output.progress(f"planning {model}") as progress, planner(server) as optimize:
+        answer = None
         if what_if:
             answer = facade().what_if(model, what_if, **asked, progress=progress)
         elif smallest or step_time is not None:
             found = facade().smallest(model, **asked, progress=progress)
         else:
             found = optimize(model, **asked, progress=progress)
-    if what_if:
+        if why_not is not None:
+            answer = found.why_not(why_not, progress=progress)
+    if answer is not None:
         _show(output, answer.to_json, lambda: answer, out)
     else:
         _show_plan(output, found, out)
@@ -503,6 +516,8 @@ SMALLEST = "--smallest (or --step-time)"
 EXCLUDED = (
     ("--server", "--storage", "--storage is of a local search"),
     ("--server", "--what-if", "it is answered here"),
+    ("--server", "--why-not", "it is answered here"),
+    ("--what-if", "--why-not", "these are two questions"),
     ("--server", SMALLEST, "it is answered here"),
     (SMALLEST, "--what-if", "these are two questions"),
     (SMALLEST, "--mesh", "a mesh says how many devices there are"),

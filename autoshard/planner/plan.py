@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autoshard.analyzer import Captured
     from autoshard.exports import Export
     from autoshard.planner.what_if import WhatIf
+    from autoshard.planner.why_not import WhyNot
     from autoshard.program import Program
     from autoshard.runtime.lower import LoweredModule
     from autoshard.validation import DryRunReport, ValidationReport
@@ -104,6 +105,22 @@ class Plan(PlanDocument):
             progress=progress,
             **self.asked(),
         )
+
+    def why_not(
+        self, asked: str, *, progress: bool | Callable[[str], None] | None = True
+    ) -> WhyNot:
+        """What another mesh and strategy would cost, part by part, beside this plan.
+
+        Args:
+            asked: ``data=8``, or with a strategy ``fsdp, data=8``.
+            progress: see :func:`autoshard.optimize`.
+
+        Raises:
+            RequestError: a mesh or strategy that cannot be, or no model is at hand.
+        """
+        from autoshard.planner.why_not import why_not
+
+        return why_not(self, asked, progress=progress)
 
     def captured(
         self, model: nn.Module | str | None = None, example_inputs: object | None = None

@@ -139,10 +139,6 @@ ASKED: list[tuple[str, tuple[str, str, dict[str, Any]]]] = [
                 "shard_optimizer": False,
                 "optimizer": "adamw",
                 "strategy": "auto",
-                "recompute": "none",
-                "virtual_stages": 1,
-                "kernels": "eager",
-                "shard_optimizer": False,
             },
         ),
     ),
@@ -358,6 +354,10 @@ USAGE = {
         ["plan", "gpt2", "--smallest", "--what-if", "link=2x"],
         "--smallest (or --step-time) and --what-if do not go together: these are two questions; "
         "leave out either",
+    ),
+    "what if and why not": (
+        ["plan", "gpt2", "--why-not", "data=8", "--what-if", "link=2x"],
+        "--what-if and --why-not do not go together: these are two questions; leave out either",
     ),
     "another machine": (
         ["plan", "gpt2", "--server", "http://x", "--storage", "sqlite:///s.db"],
