@@ -115,6 +115,37 @@ class DeviceDocument(Body):
         max_length=100,
         description="how shapes change the rates, by name; what is left out has its default",
     )
+    measured: MeasuredDocument | None = None
+
+
+class FactorDocument(Body):
+    """What an operator was measured to take, by what its bytes would."""
+
+    forward: NotNegative
+    backward: NotNegative = 0.0
+
+
+class MeasuredDocument(Body):
+    """Figures of a device that ``autoshard calibrate`` measured."""
+
+    operators: dict[Annotated[str, Field(max_length=200)], FactorDocument] = Field(
+        default_factory=dict, max_length=1000
+    )
+    edge: NotNegative = 0.0
+    convolution: Positive = 1.0
+    convolution_backward: Positive = 1.0
+    update_launches: NotNegative = 0.0
+    step_s: NotNegative = 0.0
+    gradient_copies: NotNegative = 0.0
+    contention: NotNegative = 0.0
+    waiting: NotNegative = 0.0
+
+
+class LibraryDocument(Body):
+    """What a library makes of one kind of collective, by what the law of its algorithm says."""
+
+    latency: NotNegative
+    bytes: Positive
 
 
 class ReductionDocument(Body):
@@ -168,6 +199,9 @@ class ClusterDocument(_AnyClusterDocument):
     schema_version: Literal[2]
     algorithms: list[Literal["ring", "tree", "hierarchical"]] = Field(min_length=1, max_length=3)
     tiers: dict[str, TierDocument] = Field(min_length=1, max_length=10)
+    library: dict[Annotated[str, Field(max_length=100)], LibraryDocument] = Field(
+        default_factory=dict, max_length=100, description="factors by collective"
+    )
 
 
 class OldTierDocument(Body):

@@ -20,7 +20,7 @@ from autoshard.api.problems import BadRequest, Invalid, Problem
 from autoshard.api.reading import read_json, validated
 from autoshard.api.settings import Limits
 from autoshard.api.wire import PlanRequest, dumped
-from autoshard.cluster import Cluster
+from autoshard.cluster import Cluster, presets
 from tests.service.running import SMALL
 
 EXAMPLES = int(os.environ.get("AUTOSHARD_TEST_FUZZ", "250"))
@@ -54,6 +54,13 @@ def pointer_of(body: bytes | dict[str, Any]) -> str:
 
 def config(**values: Any) -> dict[str, Any]:
     return {"model": {"config": {"model_type": "gpt2", **values}}, "cluster": CLUSTER}
+
+
+@pytest.mark.parametrize("name", presets())
+def test_each_preset_may_be_sent_as_a_document(name: str) -> None:
+    document = Cluster.preset(name).to_json()
+    asked = check({"model": {"preset": "gpt2"}, "cluster": document})
+    assert dumped(asked)["cluster"] == document
 
 
 @pytest.mark.parametrize(
