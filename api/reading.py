@@ -35,8 +35,8 @@ M = TypeVar("M", bound=BaseModel)
 INTEGER_DIGITS = 18
 """Longest integer: what every JSON reader and both databases hold exactly (int64)."""
 
-NAMES = 100
-"""Most names of a request or of a part of it: none has a tenth as many."""
+NAMES = 500
+"""Most names of a request or of a part of it: the sources of a calibrated cluster are some 120."""
 
 CONTAINERS = 1_000_000
 """Most objects and arrays of one body: each takes some hundred bytes once it is read."""
