@@ -140,16 +140,6 @@ class Program:
             key: _in_bucket(edge, in_bucket.get(edge.producer)) for key, edge in plain.items()
         }
 
-    def optimizer_shards(self, layout: Layout, shards: int) -> int:
-        """Of ``shards`` devices that share an optimizer, how many share a parameter's work.
-
-        Those along whose axes the parameter is cut have their own parts of it already.
-        """
-        for name, size, state in zip(self.axis_names, self.sizes, layout, strict=True):
-            if name in DATA_AXES and isinstance(state, Cut):
-                shards //= size
-        return max(1, shards)
-
     def _edge(self, node: Node, index: int) -> Edge:
         producer = self.graph.by_name[node.operands[index]]
         produced = self.strategies[producer.name].result
@@ -383,6 +373,17 @@ class Program:
             for axis, choice in enumerate(self.strategies[name].choices)
             if choice.factor in internal.when
         )
+
+
+def shared_by(axis_names: Sequence[str], sizes: Shape, layout: Layout, shards: int) -> int:
+    """Of ``shards`` devices that share an optimizer, how many share a parameter's work.
+
+    Those along whose axes the parameter is cut have their own parts of it already.
+    """
+    for name, size, state in zip(axis_names, sizes, layout, strict=True):
+        if name in DATA_AXES and isinstance(state, Cut):
+            shards //= size
+    return max(1, shards)
 
 
 def internal_elements(

@@ -278,9 +278,10 @@ class EdgeTable:
     Attributes:
         seconds: forward and backward steps, deferred gradients apart.
         deferred: seconds of gradients that wait for a bucket; None where there are none.
-        floor: the least that they can take: their bytes at full bandwidth.
+        floor: the least that they can take: their share of the largest bucket.
         gathered: bytes of a gathered weight that is kept for backward; None where there are none.
         again: seconds of gathering it again instead.
+        forward: the part of ``seconds`` that is spent in forward; None: all of it.
     """
 
     seconds: Floats
@@ -288,6 +289,7 @@ class EdgeTable:
     floor: Floats | None = None
     gathered: Floats | None = None
     again: Floats | None = None
+    forward: Floats | None = None
 
     def value(self, exposed: float, per_byte: float, *, floor: bool = False) -> Floats:
         """The table at one price of exposed gradients and of memory."""
@@ -308,11 +310,15 @@ class UnaryTable:
         seconds: all of it.
         backward: the part that a message may hide behind: computing in backward.
         num_bytes: what stays on the device.
+        forward: the part of ``seconds`` that is spent in forward.
+        forward_compute: the part of that which is computing.
     """
 
     seconds: Floats
     backward: Floats
     num_bytes: Floats
+    forward: Floats
+    forward_compute: Floats
 
     def value(self, exposed: float, per_byte: float) -> Floats:
         """The table at one price of exposed gradients and of memory."""
@@ -417,6 +423,7 @@ class _Builder:
         rows = self.candidates[node.name]
         seconds, num_bytes = np.zeros(len(rows)), np.zeros(len(rows))
         backward = np.zeros(len(rows))
+        forward, forward_compute = np.zeros(len(rows)), np.zeros(len(rows))
         for i, strategy in enumerate(rows):
             if node.is_leaf:
                 seconds[i] = self.model.update_seconds(node, strategy.result)
@@ -431,6 +438,8 @@ class _Builder:
                 + cost.internal_backward_s
             )
             backward[i] = cost.backward_s
+            forward[i] = cost.forward_s + cost.internal_forward_s
+            forward_compute[i] = cost.forward_s
             num_bytes[i] = kept_bytes(self.model, node, strategy, self.weights)
             if node.name == self.graph.loss:
                 reshard = self.model.resharder.edge(
@@ -441,7 +450,8 @@ class _Builder:
                     node.differentiable,
                 )
                 seconds[i] += reshard.forward_s + reshard.backward_s
-        return UnaryTable(seconds, backward, num_bytes)
+                forward[i] += reshard.forward_s
+        return UnaryTable(seconds, backward, num_bytes, forward, forward_compute)
 
     def _edge_key(self, producer: Node, consumer: Node, index: int) -> object:
         return (
@@ -526,7 +536,7 @@ class _Builder:
             gradient = prices.table(back)[of]
             if producer.op == "parameter":
                 gradient = self._defer(producer, given, taken, gradient, table)
-            table.seconds = forward + gradient
+            table.seconds, table.forward = forward + gradient, forward
         if times := self.keeps.get((consumer.name, index)):
             must = self.halves.gathers(given.forward, taken.forward)
             if must.any():
@@ -566,8 +576,19 @@ class _Builder:
                 ]
             )
             table.deferred = np.where(masks == mask, seconds[:, None], table.deferred)
+            # A bucket holds less than a full one and the gradient that closed it; that is this one
+            # where it is as large as a bucket. A larger message costs less a byte.
             slope = min(b for _, b in self.model.prices.lines("all_reduce", axes))
-            table.floor = np.where(masks == mask, slope * sizes[:, None], table.floor)
+            least = np.array(
+                [
+                    self.model.prices("all_reduce", axes, int(n) + self.bucket_bytes)
+                    * (n / (n + self.bucket_bytes))
+                    if n >= self.bucket_bytes
+                    else slope * n
+                    for n in sizes
+                ]
+            )
+            table.floor = np.where(masks == mask, least[:, None], table.floor)
         return np.where(masks > 0, 0.0, gradient)
 
     def _gathered(

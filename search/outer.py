@@ -404,16 +404,17 @@ def _alternatives(
             step_time_s=priced[c].step_time.total_s,
             memory_bytes=priced[c].memory.total_bytes,
             fits=priced[c].fits,
-            why=_why(priced[c], priced[best]),
+            why=why(priced[c].step_time, priced[c].memory, priced[best].step_time),
         )
         for c in order
     )
 
 
-def _why(lost: Solution, won: Solution) -> str:
-    if not lost.fits:
-        return f"does not fit: {binding(lost.memory)}"
-    return slower_by(lost.step_time, won.step_time)
+def why(mine: StepTime, memory: Memory, other: StepTime) -> str:
+    """Why a configuration lost against the ``other`` one, in words."""
+    if not memory.fits:
+        return f"does not fit: {binding(memory)}"
+    return slower_by(mine, other)
 
 
 def slower_by(mine: StepTime, other: StepTime) -> str:

@@ -19,7 +19,7 @@ from autoshard.cluster import CollectivePrices
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph, Node
 from autoshard.plan import Categories, CollectiveGroup, Memory, Schedule, StepTime
-from autoshard.program import Program
+from autoshard.program import Program, shared_by
 from autoshard.search.cost import CostModel
 from autoshard.search.pipeline import Action, Chunk, Placed, simulate
 from autoshard.search.price import _Pricer
@@ -258,7 +258,12 @@ class _Walk(_Pricer):
                 if not node.is_leaf or node.op == "input":
                     continue
                 layout = self.program.strategies[node.name].result
-                shards = self.program.optimizer_shards(layout, self.schedule.optimizer_shards)
+                shards = shared_by(
+                    self.program.axis_names,
+                    self.program.sizes,
+                    layout,
+                    self.schedule.optimizer_shards,
+                )
                 itself, gradient, state = model.stored_bytes(node, layout)
                 for kind, size in enumerate((itself, gradient, state // shards)):
                     stored[kind] += size
@@ -369,6 +374,7 @@ class Step:
         late_s: exposed seconds of the gradients that travel once a step.
         updates_s: of the optimizer, of each stage.
         sent_bytes: of one message from stage to stage.
+        measured: the segments it is made of.
     """
 
     step_time: StepTime
@@ -380,6 +386,7 @@ class Step:
     late_s: float
     updates_s: tuple[float, ...]
     sent_bytes: int
+    measured: Measured
 
 
 def price_step(
@@ -470,6 +477,7 @@ def compose(
         late_s=late,
         updates_s=tuple(by_stage),
         sent_bytes=sent_bytes,
+        measured=measured,
     )
 
 
@@ -652,18 +660,26 @@ def _balanced(seconds: Sequence[float], chunks: int) -> list[int]:
     return [0, *reversed(firsts)]
 
 
-def _crossing_bytes(model: CostModel, program: Program, parts: list[Segment]) -> int:
-    """Bytes of what one block hands to the next, of one device."""
-    graph = program.graph
+def crossing_nodes(graph: ModelGraph, parts: Sequence[Segment]) -> list[str]:
+    """What one block hands to the next."""
     blocks = [s for s in parts if s.is_block]
     if len(blocks) < 2:
-        return 0
+        return []
     first, second = blocks[0], blocks[1]
     inside = {n.name for n in graph.nodes[first.start : first.end]}
     taken = {
-        o
+        o: None
         for n in graph.nodes[second.start : second.end]
         for o in n.operands
         if o in inside and not graph.by_name[o].is_leaf
     }
-    return sum(model.local_bytes(graph.by_name[o], program.strategies[o].result) for o in taken)
+    return list(taken)
+
+
+def _crossing_bytes(model: CostModel, program: Program, parts: Sequence[Segment]) -> int:
+    """Bytes of what one block hands to the next, of one device."""
+    by_name = program.graph.by_name
+    return sum(
+        model.local_bytes(by_name[o], program.strategies[o].result)
+        for o in crossing_nodes(program.graph, parts)
+    )

@@ -1,0 +1,256 @@
+"""The fastest strategies for a step of many microbatches, stages and recomputation on one mesh.
+
+The weighted sum of :mod:`autoshard.search.bounds` is minimised exactly; the answer is priced
+exactly. Memory enters by a multiplier, as in :mod:`autoshard.search.problem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from autoshard.plan import Schedule
+from autoshard.search.bounds import Way, ways, weights
+from autoshard.search.folded import Folded, Sums, Tied
+from autoshard.search.problem import LEANEST
+from autoshard.search.step import Step, alive_microbatches
+
+HALVINGS = 6
+"""Steps that find the share of late gradients whose bound is the highest."""
+
+ROUNDS = 4
+"""Times that the room for temporaries is corrected from exact figures."""
+
+CHORDS = 16
+"""Most prices of memory that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best strategies of one schedule on one mesh.
+
+    Attributes:
+        tied: the choice.
+        step: its exact figures.
+        bound: no strategies, alike in all blocks, are faster within the limit.
+    """
+
+    tied: Tied
+    step: Step
+    bound: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is within the limit."""
+        return self.step.memory.fits
+
+
+class Scheduled:
+    """One schedule on one mesh.
+
+    Args:
+        folded: the problem of one microbatch.
+        schedule: how a step is run.
+        limit: bytes of a device that may be used; None: no limit.
+    """
+
+    def __init__(self, folded: Folded, schedule: Schedule, limit: int | None) -> None:
+        self.folded, self.schedule, self.limit = folded, schedule, limit
+        self.ways = ways(schedule)
+        self.way = self.ways[0]
+        self.memory_rank = 0
+        self._price = 0.0
+        self.has_late = any(t.deferred is not None for t in folded.tables.edge_tables)
+        self._sums: dict[tuple[float, bool, Way, int], Sums] = {}
+
+    def sums(self, exposed: float, *, floor: bool = False) -> Sums:
+        """The tables at one share of late gradients."""
+        key = exposed, floor, self.way, self.memory_rank
+        if key not in self._sums:
+            if 0.0 < exposed < 1.0:
+                none, all_ = (self.sums(e, floor=floor) for e in (0.0, 1.0))
+                return none.towards(all_, exposed)
+            found = weights(
+                self.folded.is_block,
+                self.folded.stands_for,
+                self.schedule,
+                way=self.way,
+                memory_rank=self.memory_rank,
+                exposed=exposed,
+                floor=floor,
+            )
+            self._sums[key] = self.folded.sums(self.schedule, found)
+        return self._sums[key]
+
+    def bound(self) -> float:
+        """Seconds that no strategies within the limit beat; infinite where none are within it."""
+        if self.limit is not None and self.leanest_bytes() > self.limit:
+            return inf
+        self._price = 0.0
+        _, fastest = self.folded.minimum(self.sums(0.0))
+        step = self._step(fastest)
+        self.way = self._longest_way(step)
+        if self.limit is not None and not step.memory.fits:
+            self.memory_rank = self._fullest_rank(step)
+            sums = self.sums(0.0)
+            fastest = self.folded.measure(sums, fastest.choice, fastest.again)
+            leanest = self.folded.minimum(sums, LEANEST)[1]
+            _, self._price = self._chords(sums, fastest, leanest, self._room(0.0))
+        return self._highest()[0]
+
+    def leanest_bytes(self) -> float:
+        """Bytes that no strategies go below, on the first stage and on the last one."""
+        least = []
+        for rank in {0, self.schedule.stages - 1}:
+            self.memory_rank = rank
+            least.append(self.folded.minimum(self.sums(0.0), LEANEST)[1].num_bytes)
+        self.memory_rank = 0
+        return max(least) + self.folded.model.cluster.reserve_bytes
+
+    def solve(self) -> Found:
+        """The fastest that fits; where none does, the leanest."""
+        found = self._solve()
+        way = self._longest_way(found.step)
+        if way != self.way:
+            # Another stage is the slowest: its way is the better sum.
+            self.way = way
+            other = self._solve()
+            best = min((found, other), key=_rank)
+            found = Found(best.tied, best.step, max(found.bound, other.bound))
+        if not found.fits:
+            return found
+        return Found(found.tied, found.step, min(found.bound, found.step.step_time.total_s))
+
+    def _solve(self) -> Found:
+        best = self._within(0.0)
+        bound, exposed, seen = self._highest()
+        if self.has_late and best.fits:
+            found = [self._within(e) for e in {1.0, exposed}]
+            found += [Found(tied, self._step(tied), 0.0) for tied in seen]
+            best = min((best, *found), key=_rank)
+        return Found(best.tied, best.step, bound)
+
+    def _highest(self) -> tuple[float, float, list[Tied]]:
+        """(the highest bound, at what share of late gradients, the choices on the way).
+
+        At the price of memory that :meth:`_within` found. The bound is concave in the share; its
+        slope at a choice is how much more its late gradients take than what hides them.
+        """
+        best, at, seen = -inf, 0.0, []
+        low, high = 0.0, 1.0
+        room = self._price * self._room(0.0)
+        share = 0.0
+        for _ in range(HALVINGS if self.has_late else 1):
+            value, tied = self.folded.minimum(self.sums(share, floor=True), self._price)
+            if value - room > best:
+                best, at = value - room, share
+            seen.append(tied)
+            none, all_ = (
+                self.folded.measure(self.sums(e, floor=True), tied.choice, tied.again).seconds
+                for e in (0.0, 1.0)
+            )
+            if all_ > none:
+                low = share
+            else:
+                high = share
+            if high == 0.0:
+                break
+            share = 1.0 if low == share == 0.0 else (low + high) / 2
+        return best, at, seen
+
+    def _room(self, beyond: float) -> float:
+        reserve = self.folded.model.cluster.reserve_bytes
+        return 0.0 if self.limit is None else self.limit - reserve - beyond
+
+    def _within(self, exposed: float) -> Found:
+        """The best at one share of late gradients."""
+        _, fastest = self.folded.minimum(self.sums(exposed))
+        step = self._step(fastest)
+        if exposed == 0.0:
+            self._price = 0.0
+        if self.limit is None or step.memory.fits:
+            return Found(fastest, step, 0.0)
+        self.memory_rank = self._fullest_rank(step)
+        sums = self.sums(exposed)
+        fastest = self.folded.measure(sums, fastest.choice, fastest.again)
+        leanest = self.folded.minimum(sums, LEANEST)[1]
+        if exposed == 0.0:
+            _, self._price = self._chords(sums, fastest, leanest, self._room(0.0))
+        best = Found(leanest, self._step(leanest), 0.0)
+        beyond = 0.0
+        for _ in range(ROUNDS):
+            if leanest.num_bytes > self._room(beyond):
+                break
+            tied, _ = self._chords(sums, fastest, leanest, self._room(beyond))
+            step = self._step(tied)
+            one = Found(tied, step, 0.0)
+            best = min((best, one), key=_rank)
+            if step.memory.fits:
+                break
+            over = step.memory.total_bytes - self.limit
+            beyond += max(over, 0.0005 * self.limit)
+        return best
+
+    def _chords(self, sums: Sums, large: Tied, small: Tied, room: float) -> tuple[Tied, float]:
+        """(the best within ``room``, the price of memory that gives the highest bound)."""
+        best, bound, at = small, 0.0, 0.0
+        if large.num_bytes <= room:
+            return large, 0.0
+        for _ in range(CHORDS):
+            gap = large.num_bytes - small.num_bytes
+            if gap <= 0 or small.seconds <= large.seconds:
+                break
+            price = (small.seconds - large.seconds) / gap
+            value, found = self.folded.minimum(sums, price)
+            if value - price * room > bound:
+                bound, at = value - price * room, price
+            chord = large.seconds + price * large.num_bytes
+            if found.num_bytes <= room:
+                if found.seconds < best.seconds:
+                    best = found
+                small = found
+            else:
+                large = found
+            if value >= chord - 1e-9 * abs(chord):
+                break
+        return (small if small.seconds < best.seconds else best), at
+
+    def _step(self, tied: Tied) -> Step:
+        return self.folded.step(tied, self.schedule, self.limit)
+
+    def _longest_way(self, step: Step) -> Way:
+        """The way through the pipeline that takes longest with these strategies."""
+        seconds = [c.forward_s + c.backward_s for c in step.chunks]
+        send_s = step.chunks[0].send_s
+
+        def length(way: Way) -> float:
+            passed = (n * t for n, t in zip(way.passes, seconds, strict=True))
+            return sum(passed) + way.sends * send_s
+
+        best = max(self.ways, key=length)
+        return self.way if length(self.way) >= length(best) * (1 - 1e-9) else best
+
+    def _fullest_rank(self, step: Step) -> int:
+        """The stage whose memory is the fullest, with these strategies."""
+        p = self.schedule.stages
+        if p == 1:
+            return 0
+        measured = step.measured
+        runs = [range(a, b) for a, b in pairwise(step.bounds)]
+        sizes = []
+        for rank in range(p):
+            parts = [measured.parts[i] for run in runs[rank::p] for i in run]
+            alive = alive_microbatches(self.schedule, rank)
+            sizes.append(
+                sum(sum(part.stored) for part in parts)
+                + alive * sum(part.kept + part.gathered for part in parts)
+            )
+        return max(range(p), key=lambda rank: sizes[rank])
+
+
+def _rank(found: Found) -> tuple[bool, float]:
+    """What fits comes first, then the faster; of what does not fit, the smaller."""
+    if found.fits:
+        return False, found.step.step_time.total_s
+    return True, float(found.step.memory.total_bytes)

@@ -1,0 +1,238 @@
+"""The space of arrangements: how devices, samples and blocks of a step are divided.
+
+An arrangement says how many stages a pipeline has, how the devices of a stage lie on the axes
+``replica`` x ``data`` x ``model``, how many samples one microbatch has, in what order a pipeline
+works, and what backward computes again. What it leaves to the inner search: how each operator uses
+the ``model`` axis, and which parameters are stored in parts along ``data`` (FSDP) and ``model``.
+Parameters are whole along ``replica``: shard inside a unit of the cluster, replicate across (HSDP).
+The optimizer's state and work are always shared by all that hold a parameter whole (ZeRO 1): that
+costs nothing.
+
+Left out, since another arrangement is as fast and takes no more memory: GPipe (1F1B), recomputing
+what backward does not need. Left out too: interleaved schedules whose microbatches do not come in
+whole rounds of the stages (Megatron-LM does not take them), and stages that do not divide the
+blocks evenly, neither alone nor with both ends as a block each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoshard.candidates import AxisUse
+from autoshard.cluster import Cluster
+from autoshard.errors import MeshError, RequestError, UnknownNameError
+from autoshard.kernels import Style
+from autoshard.plan import MeshDocument, Schedule
+from autoshard.search.bounds import divides
+from autoshard.search.ladder import divisors
+from autoshard.search.pipeline import check
+
+AXES = ("pipeline", "replica", "data", "model")
+USES: Mapping[str, AxisUse] = {"replica": "data", "data": "batch", "model": "tensor"}
+
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+"""Samples of a microbatch on one device along ``data`` that are tried, beside all at once."""
+
+VIRTUAL = (1, 2, 4, 8)
+"""Chunks of a rank that are tried."""
+
+Range = tuple[int, int | None]
+"""Least and most (None: any) size of an axis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """One point of the space; see the module's docstring.
+
+    Attributes:
+        pipeline: stages.
+        replica: groups that each hold all parameters.
+        data: devices that a group's batch is cut over.
+        model: devices that share a sample.
+        micro_batch: samples of a microbatch on one device along replica and data.
+        microbatches: of one step.
+        virtual_stages: chunks of the model on each stage.
+        recompute: see :class:`autoshard.plan.Schedule`.
+    """
+
+    pipeline: int
+    replica: int
+    data: int
+    model: int
+    micro_batch: int
+    microbatches: int
+    virtual_stages: int
+    recompute: str
+
+    @property
+    def order(self) -> str:
+        """Of the pipeline's tasks."""
+        return "interleaved" if self.virtual_stages > 1 else "1f1b"
+
+    @property
+    def batch(self) -> int:
+        """Samples of one microbatch over all devices of a stage."""
+        return self.micro_batch * self.replica * self.data
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Sizes of a stage's axes: replica, data, model."""
+        return self.replica, self.data, self.model
+
+    @property
+    def mesh(self) -> MeshDocument:
+        """The mesh as a plan has it."""
+        sizes = (self.pipeline, *self.sizes)
+        pairs = [
+            (n, s) for n, s in zip(AXES, sizes, strict=True) if s > 1 or n in ("data", "model")
+        ]
+        return MeshDocument(axis_names=tuple(n for n, _ in pairs), sizes=tuple(s for _, s in pairs))
+
+    def schedule(self, style: Style = "eager") -> Schedule:
+        """As a plan has it."""
+        return Schedule(
+            microbatches=self.microbatches,
+            stages=self.pipeline,
+            virtual_stages=self.virtual_stages,
+            order=self.order,
+            recompute=self.recompute,
+            style=style,
+            optimizer_shards=self.replica * self.data,
+        )
+
+    @property
+    def params(self) -> dict[str, int | str]:
+        """As an Optuna trial has it."""
+        return {
+            "pipeline": self.pipeline,
+            "replica": self.replica,
+            "data": self.data,
+            "model": self.model,
+            "micro_batch": self.micro_batch,
+            "virtual_stages": self.virtual_stages,
+            "recompute": self.recompute,
+        }
+
+    @property
+    def label(self) -> str:
+        """``pipeline=4 x 2, data=8, model=8, 16 microbatches of 1, recompute full``."""
+        sizes = zip(AXES, (self.pipeline, *self.sizes), strict=True)
+        words = [f"{n}={s}" for n, s in sizes if s > 1] or ["one device"]
+        if self.virtual_stages > 1:
+            words[0] += f" x {self.virtual_stages}"
+        if self.microbatches > 1:
+            words.append(f"{self.microbatches} microbatches of {self.micro_batch}")
+        if self.recompute != "none":
+            words.append(f"recompute {self.recompute}")
+        return ", ".join(words)
+
+
+def arrangements(
+    cluster: Cluster,
+    global_batch: int,
+    blocks: int,
+    *,
+    axes: Mapping[str, Range] | None = None,
+    recompute: tuple[str, ...] = ("none", "full"),
+) -> list[Arrangement]:
+    """Every arrangement of the cluster's devices for a step of ``global_batch`` samples.
+
+    Args:
+        cluster: all of its devices are used.
+        global_batch: samples of one step.
+        blocks: repeated blocks of the model; stages are made of them.
+        axes: least and most size of some axes.
+        recompute: kinds of recomputation that are tried.
+
+    Raises:
+        UnknownNameError: no such axis.
+        MeshError: nothing is left; says what the axes may be.
+    """
+    allowed = axes or {}
+    for name in allowed:
+        if name not in AXES:
+            raise UnknownNameError("mesh axis", name, AXES)
+
+    def may(name: str, size: int) -> bool:
+        least, most = allowed.get(name, (1, None))
+        return least <= size and (most is None or size <= most)
+
+    out: list[Arrangement] = []
+    for p in divisors(cluster.devices):
+        if not may("pipeline", p) or not divides(blocks, p):
+            continue
+        stage = cluster.devices // p
+        try:
+            cluster.with_devices(stage)
+        except MeshError:
+            continue  # part of a node and more: a stage must fill whole nodes
+        for model in divisors(stage):
+            for replica in _replicas(cluster, stage // model, model):
+                data = stage // model // replica
+                if global_batch % (data * replica) or not all(
+                    may(n, s) for n, s in zip(AXES[1:], (replica, data, model), strict=True)
+                ):
+                    continue
+                each = global_batch // (data * replica)
+                for micro in sorted({*(n for n in MICRO_BATCHES if each % n == 0), each}):
+                    for virtual in VIRTUAL:
+                        if not _runs(p, virtual, each // micro, blocks):
+                            continue
+                        out += [
+                            Arrangement(
+                                pipeline=p,
+                                replica=replica,
+                                data=data,
+                                model=model,
+                                micro_batch=micro,
+                                microbatches=each // micro,
+                                virtual_stages=virtual,
+                                recompute=kind,
+                            )
+                            for kind in recompute
+                            if blocks or kind == "none"
+                        ]
+    if not out:
+        raise MeshError(_nothing(cluster, global_batch, blocks, allowed))
+    return out
+
+
+def _replicas(cluster: Cluster, data: int, model: int) -> list[int]:
+    """Groups of devices that hold all parameters: one, or one a unit of the cluster."""
+    units = {cluster.devices_per_node, *(t.devices for t in cluster.tiers[:-1] if t.devices)}
+    out = {1}
+    for unit in units:
+        inside = unit // model
+        if unit % model == 0 and inside > 1 and data % inside == 0:
+            out.add(data // inside)
+    return sorted(out)
+
+
+def _runs(stages: int, virtual: int, microbatches: int, blocks: int) -> bool:
+    """Whether a pipeline of so many chunks can be run."""
+    if stages == 1:
+        return virtual == 1
+    if not divides(blocks, stages * virtual):
+        return False
+    if virtual > 1 and microbatches % stages:
+        return False
+    try:
+        check("interleaved" if virtual > 1 else "1f1b", stages, virtual, microbatches)
+    except RequestError:
+        return False
+    return True
+
+
+def _nothing(cluster: Cluster, global_batch: int, blocks: int, allowed: Mapping[str, Range]) -> str:
+    asked = ", ".join(
+        f"{name} from {least}" + ("" if most is None else f" to {most}")
+        for name, (least, most) in allowed.items()
+    )
+    stages = [p for p in divisors(cluster.devices) if divides(blocks, p)]
+    return (
+        f"no arrangement of {cluster.devices} devices for {global_batch} samples of a step"
+        + (f" has {asked}" if asked else "")
+        + f"; data x replica must divide {global_batch}, and pipeline may be "
+        + ", ".join(map(str, stages))
+    )

@@ -1,0 +1,468 @@
+"""The search of the whole space, with a certificate.
+
+Every arrangement (:mod:`autoshard.search.space`) gets a bound in steps, each taken only where the
+one before does not rule it out: work and bytes divided by the devices; what the axis ``model``
+alone costs; the least sum of its tables, within the memory; the exact price of its best strategies.
+The lowest bound is always looked at next, as a trial of an Optuna study; when it is above the best
+price, that price is the optimum of the space, up to the gap between bounds and prices of what was
+solved: the certificate.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from autoshard.candidates import Candidates
+from autoshard.cluster import Cluster
+from autoshard.errors import RequestError
+from autoshard.graph import ModelGraph
+from autoshard.kernels import Style
+from autoshard.plan import Alternative, Memory, StepTime
+from autoshard.search.bounds import Least, step_of_parts
+from autoshard.search.cost import CostModel
+from autoshard.search.folded import Folded, standing
+from autoshard.search.inner import Prepared
+from autoshard.search.memory import optimizer_of
+from autoshard.search.scheduled import Found, Scheduled
+from autoshard.search.space import AXES, USES, Arrangement
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+
+Graphs = Callable[[int], ModelGraph]
+"""The model's graph, of a few blocks, at a number of samples."""
+
+TRIALS = 100
+"""Trials of a sampler that does not know when it has found the optimum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """How good a plan is, and how that is known.
+
+    Attributes:
+        step_time_s: of the best arrangement.
+        lower_bound_s: no arrangement of the space, with blocks alike, is faster.
+        arrangements: how many the space has.
+        bounded: how many got a bound from their tables.
+        solved: how many were solved and priced.
+    """
+
+    step_time_s: float
+    lower_bound_s: float
+    arrangements: int
+    bounded: int
+    solved: int
+
+    @property
+    def gap(self) -> float:
+        """By how much the best may be slower than the bound, as a share of the bound."""
+        return self.step_time_s / self.lower_bound_s - 1.0 if self.lower_bound_s else inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a search of the whole space found; ``found.fits`` is False where nothing does.
+
+    Attributes:
+        arrangement: the best one.
+        found: its strategies and figures.
+        folded: the problem they solve.
+        certificate: how good it is.
+        alternatives: other arrangements that were priced, fastest first.
+        study: the Optuna study.
+    """
+
+    arrangement: Arrangement
+    found: Found
+    folded: Folded
+    certificate: Certificate
+    alternatives: tuple[Alternative, ...]
+    study: Study
+
+
+@dataclass(frozen=True, slots=True)
+class _Price:
+    """What a trial says of an arrangement."""
+
+    step_time: StepTime
+    memory: Memory
+    bound: float
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What fits comes first, then the faster; of what does not fit, the smaller."""
+        if self.memory.fits:
+            return False, self.step_time.total_s
+        return True, float(self.memory.total_bytes)
+
+
+class Problems:
+    """The inner problems of a space: each mesh and microbatch is built once, schedules share it.
+
+    Args:
+        graphs: see :data:`Graphs`.
+        blocks: how many blocks the whole model has.
+        cluster: all of its devices are used.
+        optimizer: see ``search.memory.OPTIMIZERS``.
+        limit: bytes of a device that may be used.
+        style: how operators between products are run.
+    """
+
+    def __init__(
+        self,
+        graphs: Graphs,
+        blocks: int,
+        cluster: Cluster,
+        optimizer: str = "adamw",
+        limit: int | None = None,
+        style: Style = "eager",
+    ) -> None:
+        self.graphs, self.blocks, self.cluster = graphs, blocks, cluster
+        self.optimizer, self.style = optimizer, style
+        self.limit = cluster.device.memory_bytes if limit is None else limit
+        self._prepared: dict[int, Prepared] = {}
+        self._folded: dict[tuple[int, tuple[int, ...]], Folded] = {}
+        self._scheduled: dict[Arrangement, Scheduled] = {}
+        self._found: dict[Arrangement, Found] = {}
+        self._least: Least | None = None
+        self.bounded = self.solved = 0
+
+    @property
+    def built(self) -> int:
+        """How many sets of tables were built."""
+        return len(self._folded)
+
+    def prepare(self, space: Sequence[Arrangement]) -> None:
+        """Make ready for :meth:`least`."""
+        largest = max(a.batch for a in space)
+        self._least = Least(self.graphs(largest), self.cluster, self.style)
+        self._stands_for = standing(self._least.is_block, self.blocks)
+
+    def least(self, a: Arrangement) -> float:
+        """The first bound: work alone; infinite where not even the bytes fit."""
+        assert self._least is not None
+        devices, schedule = a.replica * a.data * a.model, a.schedule(self.style)
+        stored = self._least.stage_bytes(
+            schedule, self._stands_for, a.batch, devices, optimizer_of(self.optimizer)
+        )
+        if stored + self.cluster.reserve_bytes > self.limit:
+            return inf
+        return self._least.step_seconds(schedule, self._stands_for, a.batch, devices)
+
+    def by_model_axis(self, a: Arrangement) -> float:
+        """The second bound: the axis ``model`` alone, with the samples of one device along data.
+
+        Devices along ``data`` compute what one does with its samples; storing parameters in parts
+        there costs messages and saves no computing but the optimizer's, which is left out.
+        """
+        alone = replace(
+            a,
+            pipeline=self.cluster.devices // a.model,
+            replica=1,
+            data=1,
+        )
+        folded = self.folded(alone)
+        seconds = folded.least_parts(a.recompute)
+        schedule = a.schedule(self.style)
+        return step_of_parts(schedule, folded.is_block, folded.stands_for, seconds)
+
+    def folded(self, a: Arrangement) -> Folded:
+        """The tables of an arrangement's mesh and microbatch."""
+        key = a.batch, (a.pipeline, *a.sizes)
+        if key not in self._folded:
+            if a.batch not in self._prepared:
+                self._prepared[a.batch] = Prepared(self.graphs(a.batch))
+            prepared = self._prepared[a.batch]
+            pairs = [(n, s) for n, s in zip(AXES[1:], a.sizes, strict=True) if s > 1]
+            names, sizes = tuple(n for n, _ in pairs), tuple(s for _, s in pairs)
+            model = CostModel(
+                prepared.graph,
+                self.cluster.with_devices(self.cluster.devices // a.pipeline),
+                sizes,
+                prepared.rules,
+                optimizer_of(self.optimizer),
+                style=self.style,
+            )
+            candidates = Candidates(
+                prepared.graph,
+                sizes,
+                uses=tuple(USES[n] for n in names),
+                rules=prepared.rules,
+                proposals=prepared.proposals,
+                batch=prepared.batch,
+            )
+            self._folded[key] = Folded(model, candidates, names, self.blocks)
+        return self._folded[key]
+
+    def scheduled(self, a: Arrangement) -> Scheduled:
+        """An arrangement's problem."""
+        if a not in self._scheduled:
+            self._scheduled[a] = Scheduled(self.folded(a), a.schedule(self.style), self.limit)
+        return self._scheduled[a]
+
+    def bound(self, a: Arrangement) -> float:
+        """The second bound: the least sum of the tables within the memory."""
+        self.bounded += 1
+        return self.scheduled(a).bound()
+
+    def solve(self, a: Arrangement) -> Found:
+        """The best strategies, priced exactly."""
+        if a not in self._found:
+            self.solved += 1
+            self._found[a] = self.scheduled(a).solve()
+            del self._scheduled[a]
+        return self._found[a]
+
+
+class BestFirst:
+    """Arrangements in the order of their bounds; bounds are raised as far as needed.
+
+    Args:
+        space: all arrangements.
+        problems: give bounds.
+    """
+
+    def __init__(self, space: Sequence[Arrangement], problems: Problems) -> None:
+        self.space, self.problems = space, problems
+        self.of = {_key(a.params): i for i, a in enumerate(space)}
+        problems.prepare(space)
+        self._heap = [
+            (bound, i, 0) for i, a in enumerate(space) if (bound := problems.least(a)) < inf
+        ]
+        heapq.heapify(self._heap)
+        self._levels = (problems.by_model_axis, problems.bound)
+        self.best = inf
+        self._gone: list[tuple[float, int, int]] = []
+
+    @property
+    def lowest(self) -> float:
+        """No arrangement that was not given out yet is faster."""
+        return self._heap[0][0] if self._heap else inf
+
+    def next(self, taken: Sequence[Mapping[str, Any]]) -> dict[str, int | str] | None:
+        """Parameters of the arrangement to solve next; None where none can be the best."""
+        gone = {self.of.get(_key(params), -1) for params in taken}
+        while self._heap and self._heap[0][0] <= self.best:
+            value, i, level = heapq.heappop(self._heap)
+            if i in gone:
+                self._gone.append((value, i, level))
+                continue
+            if level == len(self._levels):
+                # It stays in line until it is taken: whoever asks may not use the answer.
+                heapq.heappush(self._heap, (value, i, level))
+                return self.space[i].params
+            raised = max(value, self._levels[level](self.space[i]))
+            if raised < inf:
+                heapq.heappush(self._heap, (raised, i, level + 1))
+        return None
+
+    def restore(self) -> None:
+        """Put back what was left out because somebody had taken it."""
+        for entry in self._gone:
+            heapq.heappush(self._heap, entry)
+        self._gone.clear()
+
+    def solved(self, i: int, price: _Price) -> None:
+        """Take note of a price."""
+        if price.memory.fits:
+            self.best = min(self.best, price.step_time.total_s)
+
+
+def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(params.items()))
+
+
+def search_whole(
+    space: Sequence[Arrangement],
+    problems: Problems,
+    *,
+    sampler: str = "bound",
+    trials: int | None = None,
+    seed: int = 0,
+    storage: str | None = None,
+    progress: Callable[[int, Arrangement, float], None] | None = None,
+) -> Result:
+    """The fastest arrangement that fits, and the proof.
+
+    Args:
+        space: what is searched.
+        problems: its inner problems.
+        sampler: see ``autoshard.search.sampler.SAMPLERS``.
+        trials: at most so many are solved; default: as many as the proof needs, or 100 with a
+            sampler other than ``bound``.
+        seed: of a sampler other than ``bound``.
+        storage: URL of an Optuna storage, which several workers may share; default: in memory.
+        progress: told the number solved, the arrangement just solved, and its seconds.
+
+    The answer depends on the space and ``trials`` alone for ``bound``, and on the seed for others.
+    """
+    import optuna
+
+    from autoshard.search.sampler import BoundSampler, sampler_of, taken
+
+    order = BestFirst(space, problems)
+    choices = {name: sorted({a.params[name] for a in space}, key=str) for name in space[0].params}
+    prices: dict[int, _Price] = {}
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(
+            direction="minimize",
+            sampler=sampler_of(sampler, seed, BoundSampler(order, choices)),
+            storage=storage,
+            study_name=_study_name(space, problems) if storage else None,
+            load_if_exists=True,
+        )
+        most = trials or (TRIALS if sampler != "bound" else len(space))
+        asked = 0
+        while asked < 4 * most:
+            _read(study, order, prices)
+            if len(prices) >= min(most, len(space)):
+                break
+            if sampler == "bound" and order.next(taken(study)) is None:
+                break
+            asked += 1
+            trial = study.ask()
+            params = {n: trial.suggest_categorical(n, values) for n, values in choices.items()}
+            i = order.of.get(_key(params))
+            if i is None:
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                continue
+            found = problems.solve(space[i])
+            _record(trial, space[i], found)
+            study.tell(trial, found.step.step_time.total_s)
+            if progress is not None:
+                progress(len(prices) + 1, space[i], found.step.step_time.total_s)
+        # What another worker took and never finished is looked at here.
+        order.restore()
+        while sampler == "bound" and trials is None:
+            _read(study, order, prices)
+            rest = [p for i in prices if (p := space[i].params)]
+            following = order.next(rest)
+            if following is None:
+                break
+            i = order.of[_key(following)]
+            found = problems.solve(space[i])
+            prices[i] = _Price(found.step.step_time, found.step.memory, found.bound)
+            order.solved(i, prices[i])
+        result = _result(space, problems, order, prices, study)
+        study.set_user_attr("certificate", _attributes(result.certificate))
+        study.set_user_attr("best", result.arrangement.label)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    return result
+
+
+def _record(trial: Trial, a: Arrangement, found: Found) -> None:
+    step, memory = found.step.step_time, found.step.memory
+    trial.set_user_attr("label", a.label)
+    trial.set_user_attr("step_time", step.model_dump())
+    trial.set_user_attr("memory", memory.model_dump())
+    trial.set_user_attr("lower_bound_s", found.bound)
+    if found.fits and found.bound:
+        trial.set_user_attr("gap", step.total_s / found.bound - 1)
+    if memory.limit_bytes is not None:
+        over = (memory.total_bytes - memory.limit_bytes) / max(1, memory.limit_bytes)
+        trial.set_constraint("memory over the limit", over)
+
+
+def _read(study: Study, order: BestFirst, prices: dict[int, _Price]) -> None:
+    """Take what finished trials say, this worker's and others'."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        i = order.of.get(_key(trial.params))
+        if i is None or i in prices:
+            continue
+        attrs = trial.user_attrs
+        price = _Price(
+            StepTime.model_validate(attrs["step_time"]),
+            Memory.model_validate(attrs["memory"]),
+            float(attrs["lower_bound_s"]),
+        )
+        prices[i] = price
+        order.solved(i, price)
+
+
+def _result(
+    space: Sequence[Arrangement],
+    problems: Problems,
+    order: BestFirst,
+    prices: Mapping[int, _Price],
+    study: Study,
+) -> Result:
+    if not prices:
+        # Not even the leanest of any arrangement fits.
+        prices = _closest(space, problems)
+    best = min(prices, key=lambda i: (prices[i].rank, i))
+    found = problems.solve(space[best])
+    total = found.step.step_time.total_s
+    bounds = [p.bound for p in prices.values() if p.memory.fits]
+    certificate = Certificate(
+        step_time_s=total,
+        lower_bound_s=min([total, order.lowest, *bounds]),
+        arrangements=len(space),
+        bounded=problems.bounded,
+        solved=len(prices),
+    )
+    others = sorted((i for i in prices if i != best), key=lambda i: (prices[i].rank, i))
+    return Result(
+        arrangement=space[best],
+        found=found,
+        folded=problems.folded(space[best]),
+        certificate=certificate,
+        alternatives=tuple(_alternative(space[i], prices[i], prices[best]) for i in others),
+        study=study,
+    )
+
+
+def _closest(space: Sequence[Arrangement], problems: Problems) -> dict[int, _Price]:
+    """The arrangement that needs the least memory, priced."""
+    lean = {i: problems.scheduled(a).leanest_bytes() for i, a in enumerate(space)}
+    i = min(lean, key=lambda i: lean[i])
+    found = problems.solve(space[i])
+    return {i: _Price(found.step.step_time, found.step.memory, found.bound)}
+
+
+def _alternative(a: Arrangement, price: _Price, best: _Price) -> Alternative:
+    from autoshard.search.outer import why
+
+    memory, step = price.memory, price.step_time
+    return Alternative(
+        label=a.label,
+        mesh=a.mesh,
+        step_time_s=step.total_s,
+        memory_bytes=memory.total_bytes,
+        fits=memory.fits,
+        why=why(step, memory, best.step_time),
+    )
+
+
+def _attributes(certificate: Certificate) -> dict[str, float | int]:
+    return {
+        "step_time_s": certificate.step_time_s,
+        "lower_bound_s": certificate.lower_bound_s,
+        "gap": certificate.gap,
+        "arrangements": certificate.arrangements,
+        "bounded": certificate.bounded,
+        "solved": certificate.solved,
+    }
+
+
+def _study_name(space: Sequence[Arrangement], problems: Problems) -> str:
+    """Name in a storage: searches of the same space for the same thing share a study."""
+    graph = problems.graphs(max(a.batch for a in space))
+    if not space:
+        raise RequestError("the space has no arrangement")
+    asked = [*(a.label for a in space), problems.optimizer, problems.limit, problems.style]
+    asked += [graph.fingerprint, problems.blocks, json.dumps(problems.cluster.to_json())]
+    digest = sha256(json.dumps(asked).encode()).hexdigest()[:12]
+    where = f"{problems.cluster.devices} {problems.cluster.name}"
+    return f"{graph.name} on {where}, whole space, {digest}"
