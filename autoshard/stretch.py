@@ -166,7 +166,8 @@ def _instance(runs: Sequence[Sequence[Node]], number: int) -> list[Node]:
         if operand not in place:
             return operand
         back, i = place[operand]
-        return _next(*rows[i], number - back)
+        zeroth, first, second = rows[i]
+        return _next(zeroth, first, second, number - back)
 
     return [
         replace(

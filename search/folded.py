@@ -371,6 +371,59 @@ class Folded:
                 num_bytes += float(gathered[at])
         return Tied(choice, again, seconds, num_bytes)
 
+    def filled(self, sums: Sums, found: Tied, faster: Tied, room: float) -> Tied:
+        """``found`` with what is left of ``room`` used up.
+
+        A price of memory gives all or nothing where many choices are worth the same. So gathered
+        weights are kept where they fit, and groups of kinds that touch are taken over from
+        ``faster``, what saves most for its bytes first.
+        """
+        best = found
+        improved = True
+        while improved:
+            improved = False
+            offers = [best.again - {factor} for factor in best.again]
+            trials = [self.measure(sums, best.choice, again) for again in offers]
+            for group in self._groups(best.choice, faster.choice):
+                choice = best.choice.copy()
+                choice[group] = faster.choice[group]
+                again = frozenset(
+                    f for f in best.again if sums.gathered[f][self._at(f, choice)] > 0
+                )
+                trials.append(self.measure(sums, choice, again))
+            better = [t for t in trials if t.num_bytes <= room and t.seconds < best.seconds]
+            if better:
+                bytes_, seconds = best.num_bytes, best.seconds
+                best = min(
+                    better,
+                    key=lambda t: (t.seconds - seconds) / max(1.0, t.num_bytes - bytes_),
+                )
+                improved = True
+        return best
+
+    def _groups(self, mine: Choice, other: Choice) -> list[list[int]]:
+        """Kinds that choose differently, those that share a factor together, and each alone."""
+        differ = {k for k in range(len(self.lists)) if mine[k] != other[k]}
+        near: dict[int, set[int]] = {k: set() for k in differ}
+        for scope in self.scopes:
+            if len(scope) == 2 and scope[0] in differ and scope[1] in differ:
+                near[scope[0]].add(scope[1])
+                near[scope[1]].add(scope[0])
+        out: list[list[int]] = []
+        seen: set[int] = set()
+        for kind in sorted(differ):
+            if kind in seen:
+                continue
+            group, todo = {kind}, [kind]
+            while todo:
+                fresh = near[todo.pop()] - group
+                group |= fresh
+                todo += fresh
+            seen |= group
+            out.append(sorted(group))
+        alone = [[k] for k in sorted(differ)]
+        return out + [group for group in alone if group not in out]
+
     def least_parts(self, recompute: str) -> tuple[float, ...]:
         """The least seconds of one microbatch in each segment, chosen for that segment alone.
 

@@ -2,8 +2,8 @@
 
 Where every point has a bound that its value cannot go below, proposing the one with the lowest
 bound next and stopping when the lowest bound is above the best value gives the optimum, and the
-proof of it. The sampler holds no results: it reads them from the study's storage, so workers share one study
-and an interrupted one goes on where it was.
+proof of it. The sampler holds no results: it reads them from the study's storage, so workers share
+one study and an interrupted one goes on where it was.
 """
 
 from __future__ import annotations

@@ -183,6 +183,7 @@ class Scheduled:
             if leanest.num_bytes > self._room(beyond):
                 break
             tied, _ = self._chords(sums, fastest, leanest, self._room(beyond))
+            tied = self.folded.filled(sums, tied, fastest, self._room(beyond))
             step = self._step(tied)
             one = Found(tied, step, 0.0)
             best = min((best, one), key=_rank)

@@ -159,7 +159,7 @@ def arrangements(
         return least <= size and (most is None or size <= most)
 
     out: list[Arrangement] = []
-    for p in divisors(cluster.devices):
+    for p in reversed(divisors(cluster.devices)):
         if not may("pipeline", p) or not divides(blocks, p):
             continue
         stage = cluster.devices // p
@@ -167,7 +167,7 @@ def arrangements(
             cluster.with_devices(stage)
         except MeshError:
             continue  # part of a node and more: a stage must fill whole nodes
-        for model in divisors(stage):
+        for model in reversed(divisors(stage)):
             for replica in _replicas(cluster, stage // model, model):
                 data = stage // model // replica
                 if global_batch % (data * replica) or not all(
@@ -229,7 +229,7 @@ def _nothing(cluster: Cluster, global_batch: int, blocks: int, allowed: Mapping[
         f"{name} from {least}" + ("" if most is None else f" to {most}")
         for name, (least, most) in allowed.items()
     )
-    stages = [p for p in divisors(cluster.devices) if divides(blocks, p)]
+    stages = [p for p in reversed(divisors(cluster.devices)) if divides(blocks, p)]
     return (
         f"no arrangement of {cluster.devices} devices for {global_batch} samples of a step"
         + (f" has {asked}" if asked else "")

@@ -156,6 +156,12 @@ class Problems:
             return inf
         return self._least.step_seconds(schedule, self._stands_for, a.batch, devices)
 
+    def fits(self, a: Arrangement) -> bool:
+        """Whether some strategies are within the limit."""
+        if self.least(a) == inf or self.scheduled(a).leanest_bytes() > self.limit:
+            return False
+        return self.solve(a).fits
+
     def by_model_axis(self, a: Arrangement) -> float:
         """The second bound: the axis ``model`` alone, with the samples of one device along data.
 

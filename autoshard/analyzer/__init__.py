@@ -14,7 +14,7 @@ order, names), ``_cost`` (operations, saved tensors).
 from autoshard.analyzer._analyze import Captured, analyze
 from autoshard.analyzer._constants import evaluate_constants
 from autoshard.analyzer._inputs import InputSpec
-from autoshard.analyzer._sources import list_presets, load_preset, read_json
+from autoshard.analyzer._sources import list_presets, load_preset, read_json, shortened
 
 __all__ = [
     "Captured",
@@ -24,4 +24,5 @@ __all__ = [
     "list_presets",
     "load_preset",
     "read_json",
+    "shortened",
 ]

@@ -93,6 +93,31 @@ def load_preset(name: str) -> dict[str, Any]:
     return document
 
 
+DEPTHS = ("num_hidden_layers", "n_layer")
+"""Keys of a Hugging Face config that say how many blocks the model has."""
+
+
+def shortened(document: Mapping[str, Any], blocks: int) -> tuple[dict[str, Any], int] | None:
+    """A config with ``blocks`` blocks, and how many it had; None where that is another model.
+
+    Configs of two stacks are left alone, and those that list something for every block which is
+    not the same for all.
+    """
+    found = [key for key in DEPTHS if isinstance(document.get(key), int)]
+    if len(found) != 1 or document.get("is_encoder_decoder"):
+        return None
+    depth = int(document[found[0]])
+    if depth <= blocks:
+        return None
+    out = dict(document) | {found[0]: blocks}
+    for key, value in document.items():
+        if isinstance(value, list) and len(value) == depth:
+            if any(v != value[0] for v in value):
+                return None
+            out[key] = value[:blocks]
+    return out, depth
+
+
 # ---- sources ------------------------------------------------------------------------------
 
 

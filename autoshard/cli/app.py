@@ -78,6 +78,23 @@ class Style(StrEnum):
     fused = "fused"
 
 
+class Space(StrEnum):
+    """The known spaces of a search."""
+
+    plain = "plain"
+    full = "full"
+
+
+class Sampler(StrEnum):
+    """The known samplers of the full space."""
+
+    bound = "bound"
+    tpe = "tpe"
+    nsga = "nsga"
+    gp = "gp"
+    random = "random"
+
+
 class Optimizer(StrEnum):
     """The optimizers whose state is known."""
 
@@ -207,6 +224,34 @@ def plan(
             help="Keep the search's trials there (sqlite:///search.db); in memory if left out.",
         ),
     ] = None,
+    space: Annotated[
+        Space,
+        typer.Option(
+            "--space",
+            help="plain: what the bundled runtime runs; full: also pipeline stages, replicas, "
+            "microbatches and recomputation, which are priced but not run.",
+        ),
+    ] = Space.plain,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--axis",
+            metavar="RANGE",
+            help="A range of an axis of the full space: model<=8, pipeline=4; may be repeated.",
+        ),
+    ] = None,
+    sampler: Annotated[
+        Sampler,
+        typer.Option(
+            "--sampler", help="Of the full space: bound has a proof; the others are Optuna's own."
+        ),
+    ] = Sampler.bound,
+    kernels: Annotated[
+        Style,
+        typer.Option(
+            "--kernels", help="How operators between products are run, in the full space."
+        ),
+    ] = Style.eager,
     server: Annotated[
         str | None,
         typer.Option(
@@ -266,6 +311,10 @@ def plan(
         trials=trials,
         storage=storage,
         step_time_s=step_time,
+        space=None if space is Space.plain else space.value,
+        axes=axis or None,
+        sampler=None if sampler is Sampler.bound else sampler.value,
+        kernels=None if kernels is Style.eager else kernels.value,
     )
     _check_questions(
         {

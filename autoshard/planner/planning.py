@@ -57,6 +57,10 @@ def optimize(
     trials: int | None = None,
     seed: int = 0,
     storage: str | None = None,
+    space: str = "plain",
+    axes: Sequence[str] | Mapping[str, int | tuple[int, int | None]] | None = None,
+    sampler: str = "bound",
+    kernels: str = "eager",
     validate: Validate = "none",
     captured: Captured | None = None,
     suggest: bool = True,
@@ -82,6 +86,12 @@ def optimize(
         trials: most configurations that are priced; None: all, or 100 where there are many.
         seed: same seed, same plan.
         storage: URL of an Optuna storage that keeps the trials.
+        space: ``plain``: what the bundled runtime runs, on data x model; ``full``: pipeline stages,
+            replicas, microbatches and recomputation too, which this version prices but cannot run.
+        axes: ranges of axes, in the full space: ``["model<=8", "pipeline=4"]``.
+        sampler: of the full space: ``bound``, with a proof; or ``tpe``, ``nsga``, ``gp``,
+            ``random``.
+        kernels: of the full space: ``eager``, ``autocast`` or ``fused``.
         validate: ``dry-run`` or ``run`` to check the plan before it is returned.
         captured: the model at this very batch, length and dtype, where it was captured before.
         suggest: whether to look, where nothing fits, for the nearest changes that do.
@@ -99,6 +109,26 @@ def optimize(
     request = Request.read(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, trials, say
     )
+    if space == "full":
+        if validate != "none":
+            raise RequestError("a plan of the full space cannot be run yet; leave validate out")
+        return _full(
+            request,
+            model,
+            axes=axes,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            dtype=dtype,
+            memory_limit_bytes=memory_limit_bytes,
+            constraints=constraints,
+            example_inputs=example_inputs,
+            sampler=sampler,
+            kernels=kernels,
+            trials=trials,
+            seed=seed,
+            storage=storage,
+        )
+    _check_plain(space, axes, sampler, kernels)
     captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
     from autoshard.search import Asked, explained, search
 
@@ -144,14 +174,14 @@ def optimize(
         raise explained(error, asked, regraph if example_inputs is None else None) from None
     plan = _plan(
         result.best,
-        captured,
+        captured.graph,
         request,
         seed=seed,
         source=source_of(model),
         seq_len=seq_len,
         alternatives=result.alternatives,
         lower_bound_s=result.lower_bound_s,
-    )
+    ).attach(captured)
     plan.remember(mesh=request.forced, constraints=constraints, trials=trials)
     if validate != "none":
         plan.validate(dry_run=validate == "dry-run", progress=say)
@@ -295,7 +325,7 @@ def price(
         solution = scheduled(solution, request.cluster, schedule, request.optimizer, limit)
     return _plan(
         solution,
-        captured,
+        captured.graph,
         request,
         seed=seed,
         source=source,
@@ -303,7 +333,7 @@ def price(
         alternatives=(),
         lower_bound_s=solution.lower_bound_s if schedule.is_plain else None,
         schedule=schedule,
-    )
+    ).attach(captured)
 
 
 def scheduled(
@@ -328,6 +358,97 @@ def scheduled(
     step = price_step(model, program, schedule, limit)
     return replace(
         solution, step_time=step.step_time, memory=step.memory, collectives=step.collectives
+    )
+
+
+def _check_plain(space: str, axes: object, sampler: str, kernels: str) -> None:
+    """Refuse what only the full space has.
+
+    Raises:
+        UnknownNameError: no such space.
+        RequestError: says which argument needs the full space.
+    """
+    from autoshard.planner.whole import SPACES
+
+    if space not in SPACES:
+        raise UnknownNameError("space", space, SPACES)
+    for name, given in (
+        ("axes", bool(axes)),
+        ("sampler", sampler != "bound"),
+        ("kernels", kernels != "eager"),
+    ):
+        if given:
+            raise RequestError(f"{name} is of the full space; add space='full', or leave it out")
+
+
+def _full(
+    request: Request,
+    model: nn.Module | str | Path | Mapping[str, Any],
+    *,
+    axes: Sequence[str] | Mapping[str, int | tuple[int, int | None]] | None,
+    global_batch: int | None,
+    seq_len: int | None,
+    dtype: str | None,
+    memory_limit_bytes: int | None,
+    constraints: object,
+    example_inputs: object | None,
+    sampler: str,
+    kernels: str,
+    trials: int | None,
+    seed: int,
+    storage: str | None,
+) -> Plan:
+    """The plan of the whole space; see :func:`optimize`."""
+    from autoshard.kernels import STYLES
+    from autoshard.planner.whole import read_axes, search_space
+    from autoshard.search.sampler import SAMPLERS
+
+    if sampler not in SAMPLERS:
+        raise UnknownNameError("sampler", sampler, SAMPLERS)
+    if kernels not in STYLES:
+        raise UnknownNameError("style of kernels", kernels, STYLES)
+    if request.strategy != "auto" or request.mesh is not None or constraints:
+        raise RequestError(
+            "strategy, mesh and constraints are of the plain space; in the full one name ranges of "
+            "axes: axes=['model=8', 'pipeline<=4']"
+        )
+    if example_inputs is not None:
+        raise InputError(
+            "example_inputs have one batch, the full space has microbatches of many sizes; leave "
+            "them out, or leave space at 'plain'"
+        )
+    check_sizes(global_batch=global_batch, seq_len=seq_len)
+    notes = []
+    if global_batch is None:
+        global_batch = request.cluster.devices
+        notes.append(f"global batch: none given, so {global_batch} samples, 1 for each device")
+    found = search_space(
+        model,
+        request.cluster,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        dtype=resolve_dtype(dtype),
+        optimizer=request.optimizer,
+        limit=memory_limit_bytes,
+        axes=read_axes(axes),
+        sampler=sampler,
+        trials=trials,
+        seed=seed,
+        storage=storage,
+        style=kernels,
+        say=request.say,
+    )
+    return _plan(
+        found.solution,
+        found.graph,
+        request,
+        seed=seed,
+        source=source_of(model),
+        seq_len=seq_len,
+        alternatives=found.result.alternatives,
+        lower_bound_s=found.solution.lower_bound_s,
+        schedule=found.schedule,
+        notes=(*notes, found.note),
     )
 
 
@@ -457,7 +578,7 @@ def resolve_pins(
 
 def _plan(
     solution: Solution,
-    captured: Captured,
+    graph: ModelGraph,
     request: Request,
     *,
     seed: int,
@@ -466,8 +587,9 @@ def _plan(
     alternatives: Sequence[Alternative],
     lower_bound_s: float | None,
     schedule: Schedule | None = None,
+    notes: Sequence[str] = (),
 ) -> Plan:
-    graph, program = captured.graph, solution.program
+    program = solution.program
     schedule = schedule or Schedule()
     names, sizes = solution.axis_names, solution.sizes
     if schedule.stages > 1:
@@ -491,7 +613,7 @@ def _plan(
         )
     if idle := idle_devices(program):
         warnings.append(idle)
-    plan = Plan(
+    return Plan(
         model=ModelDocument(
             name=graph.name,
             fingerprint=graph.fingerprint,
@@ -525,9 +647,8 @@ def _plan(
         alternatives=tuple(alternatives),
         lower_bound_s=lower_bound_s,
         warnings=tuple(warnings),
-        assumptions=(*request.assumptions, *graph.assumptions),
+        assumptions=(*request.assumptions, *graph.assumptions, *notes),
     )
-    return plan.attach(captured)
 
 
 def _dtype(graph: ModelGraph) -> str:

@@ -1,0 +1,95 @@
+"""A model's graph at any number of samples, from captures of a few of its blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autoshard.errors import InputError, RequestError
+from autoshard.graph import ModelGraph
+from autoshard.stretch import FEW, Growth, can_stretch, stretch
+
+SAMPLES = (2, 4)
+"""Batches of the two captures: from 2 on, no operator treats the batch's dim as a special case."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Graphs of one model.
+
+    Attributes:
+        growth: of a few blocks, or of all where the model is not one row of alike ones.
+        depth: blocks of the whole model, where ``growth`` has fewer; else None.
+    """
+
+    growth: Growth
+    depth: int | None
+
+    @cached_property
+    def blocks(self) -> int:
+        """Repeated blocks of the whole model."""
+        if self.depth is not None:
+            return self.depth
+        return sum(len(r.starts) for r in self.growth.one.repeats)
+
+    def few(self, batch: int) -> ModelGraph:
+        """The graph of a few blocks."""
+        return self.growth.at(batch)
+
+    def whole(self, batch: int) -> ModelGraph:
+        """The graph of the whole model."""
+        graph = self.growth.at(batch)
+        return graph if self.depth is None else stretch(graph, self.depth)
+
+
+def family_of(
+    model: object,
+    *,
+    seq_len: int | None,
+    dtype: str | None,
+    say: Callable[[str], None],
+) -> Family:
+    """The family of a model that can be captured at any batch.
+
+    Raises:
+        InputError: a module, which only comes with inputs of one batch.
+        RequestError: a graph that was written down: it has one batch too.
+    """
+    from autoshard.analyzer import analyze, list_presets, load_preset, read_json, shortened
+
+    if not isinstance(model, str | Path | Mapping):
+        raise InputError(
+            "the whole space has microbatches of many sizes, so the model must be one that can be "
+            "captured at any batch: a preset, a Hugging Face config or package.module:factory; "
+            "or leave space at 'plain'"
+        )
+    name: str | None = None
+    document: Mapping[str, Any] | None = model if isinstance(model, Mapping) else None
+    if isinstance(model, str | Path):
+        if str(model) in list_presets():
+            name, document = str(model), load_preset(str(model))
+        elif (path := Path(model)).suffix == ".json" or path.is_dir():
+            document = read_json(path / "config.json" if path.is_dir() else path)
+    if document is not None and document.get("kind") == "autoshard.graph":
+        raise RequestError(
+            "a graph document has one batch; the whole space has microbatches of many sizes: give "
+            "the model itself, or leave space at 'plain'"
+        )
+
+    def growth(source: str | Path | Mapping[str, Any]) -> Growth:
+        say(f"capturing {name or 'the model'} at {SAMPLES[0]} and {SAMPLES[1]} samples")
+        one, two = (
+            analyze(source, batch=batch, seq_len=seq_len, dtype=dtype, name=name).graph
+            for batch in SAMPLES
+        )
+        return Growth(one, two)
+
+    short = shortened(document, FEW) if document is not None else None
+    if short is not None:
+        found = growth(short[0])
+        if can_stretch(found.one) and len(found.one.repeats[0].starts) == FEW:
+            return Family(found, short[1])
+    return Family(growth(model), None)

@@ -1,0 +1,350 @@
+"""The whole space: bounds below prices, the optimum of exhaustive enumeration, the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from math import inf
+from pathlib import Path
+
+import optuna
+import pytest
+
+from autoshard.cluster import Cluster
+from autoshard.errors import MeshError, UnknownNameError
+from autoshard.graph import ModelGraph
+from autoshard.plan import Schedule
+from autoshard.search import solve
+from autoshard.search.bounds import Least, divides, step_of_parts, ways
+from autoshard.search.inner import Prepared
+from autoshard.search.sampler import SAMPLERS, BoundSampler
+from autoshard.search.scheduled import Scheduled
+from autoshard.search.space import Arrangement, Range, arrangements
+from autoshard.search.whole import BestFirst, Problems, Result, search_whole
+from tests.search.model_graphs import llama, mlp
+from tests.search.referee import tied_optimum
+
+
+def small_llama(batch: int) -> ModelGraph:
+    return llama(3, batch, 128, 512, 8, 4, 1024, 2000)
+
+
+def wide_llama(batch: int) -> ModelGraph:
+    return llama(3, batch, 512, 2048, 16, 4, 8192, 32000)
+
+
+def small_mlp(batch: int) -> ModelGraph:
+    return mlp(batch, 1024, 4096, 3)
+
+
+MODELS: dict[str, tuple[Callable[[int], ModelGraph], int]] = {
+    "llama": (cache(small_llama), 8),
+    "wide": (cache(wide_llama), 6),
+    "mlp": (cache(small_mlp), 4),
+}
+
+
+def reserved(cluster: str, devices: int) -> Cluster:
+    return replace(Cluster.preset(cluster, devices), reserve_bytes=0)
+
+
+def problems(
+    model: str, cluster: Cluster, limit: int | None = None, blocks: int | None = None
+) -> Problems:
+    graphs, depth = MODELS[model]
+    return Problems(graphs, blocks or depth, cluster, limit=limit)
+
+
+def space(
+    model: str, cluster: Cluster, batch: int, axes: dict[str, Range] | None = None
+) -> list[Arrangement]:
+    return arrangements(cluster, batch, MODELS[model][1], axes=axes)
+
+
+CASES = [
+    *(("llama", name, n, 8, {}) for name in ("h100", "a100-40", "v100") for n in (1, 2, 4, 8)),
+    *(("mlp", name, n, 16, {}) for name in ("h100", "a100-40", "v100") for n in (2, 4, 8, 16)),
+    *(("wide", name, n, 8, {}) for name in ("h100", "v100") for n in (2, 4)),
+    ("llama", "h100", 32, 32, {"pipeline": (1, 4), "model": (1, 4)}),
+    ("llama", "h100", 64, 64, {"pipeline": (2, 2), "model": (1, 2)}),
+    ("mlp", "h100", 64, 64, {"model": (1, 4), "pipeline": (1, 2)}),
+]
+"""Model, cluster, devices, samples of a step, ranges of axes: 31 spaces."""
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "devices", "batch", "axes"), CASES, ids=lambda v: str(v).replace(" ", "")
+)
+def test_the_search_finds_what_exhaustive_enumeration_finds(
+    model: str, cluster: str, devices: int, batch: int, axes: dict[str, Range]
+) -> None:
+    found = reserved(cluster, devices)
+    points = space(model, found, batch, axes)
+    result = search_whole(points, problems(model, found))
+    other = problems(model, found)
+    other.prepare(points)
+    prices = []
+    for a in points:
+        solved = other.solve(a)
+        price = solved.step.step_time.total_s
+        if solved.fits:
+            prices.append(price)
+            for bound in (other.least(a), other.by_model_axis(a), other.bound(a), solved.bound):
+                assert bound <= price * (1 + 1e-9), a.label
+    assert result.found.fits
+    assert result.found.step.step_time.total_s == min(prices)
+    assert result.certificate.lower_bound_s <= min(prices)
+    assert result.certificate.solved <= len(points)
+
+
+@pytest.mark.parametrize("uses", [("batch", "tensor")])
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 2), (1, 4)])
+def test_blocks_alike_cost_no_more_than_free_ones(
+    sizes: tuple[int, int], uses: tuple[str, str]
+) -> None:
+    # The untied search of the plain space solves each block for itself.
+    devices = sizes[0] * sizes[1]
+    cluster = reserved("h100", devices)
+    graph = llama(8, 8, 128, 512, 8, 4, 1024, 2000)
+    free = solve(graph, cluster, sizes, ("data", "model"), uses, prepared=Prepared(graph))  # type: ignore[arg-type]
+    point = Arrangement(
+        pipeline=1,
+        replica=1,
+        data=sizes[0],
+        model=sizes[1],
+        micro_batch=8 // sizes[0],
+        microbatches=1,
+        virtual_stages=1,
+        recompute="none",
+    )
+    folded = problems("llama", cluster).folded(point)
+    tied = Scheduled(folded, Schedule(), None).solve()
+    assert tied.step.step_time.total_s <= free.step_time.total_s * 1.001
+    assert tied.bound <= free.step_time.total_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("model", ["llama", "wide"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_less_memory_never_is_faster_and_what_fits_is_near_the_milp(
+    model: str, stages: int
+) -> None:
+    cluster = reserved("h100", 4 * stages)
+    point = Arrangement(
+        pipeline=stages,
+        replica=1,
+        data=4,
+        model=1,
+        micro_batch=1,
+        microbatches=4,
+        virtual_stages=1,
+        recompute="none",
+    )
+    schedule = point.schedule()
+    folded = problems(model, cluster).folded(point)
+    free = Scheduled(folded, schedule, None).solve()
+    need = free.step.memory.total_bytes
+    lean = Scheduled(folded, schedule, 1).solve()
+    least = lean.step.memory.total_bytes
+    assert not lean.fits
+    assert least < need
+    assert Scheduled(folded, schedule, 1).bound() == inf
+    before = free.step.step_time.total_s
+    # Of what can be saved: the leanest program cannot be halved.
+    for share in (1.0, 0.75, 0.5, 0.3, 0.0):
+        limit = int(least + share * (need - least))
+        run = Scheduled(folded, schedule, limit)
+        found = run.solve()
+        assert found.fits
+        seconds = found.step.step_time.total_s
+        assert seconds >= before * (1 - 1e-9)
+        assert run.bound() <= seconds * (1 + 1e-9)
+        assert found.bound <= seconds
+        before = seconds
+        if not share:
+            continue
+        # HiGHS gets the sum of the tables, with the room that the fullest moment leaves.
+        sums = run.sums(0.0)
+        room = limit - (found.step.memory.total_bytes - tied_bytes(run, found.tied))
+        best = tied_optimum(folded, sums, room)
+        mine = folded.measure(sums, found.tied.choice, found.tied.again).seconds
+        assert mine <= best * 1.01
+
+
+def tied_bytes(run: Scheduled, tied: object) -> float:
+    sums = run.sums(0.0)
+    return run.folded.measure(sums, tied.choice, tied.again).num_bytes  # type: ignore[attr-defined]
+
+
+def searched(
+    tmp_path: Path | None = None, trials: int | None = None, sampler: str = "bound", seed: int = 0
+) -> tuple[Result, Problems]:
+    cluster = reserved("h100", 16)
+    inner = problems("llama", cluster)
+    storage = None if tmp_path is None else f"sqlite:///{tmp_path / 'study.db'}"
+    result = search_whole(
+        space("llama", cluster, 32),
+        inner,
+        trials=trials,
+        storage=storage,
+        sampler=sampler,
+        seed=seed,
+    )
+    return result, inner
+
+
+def plan_of(result: Result) -> tuple[object, ...]:
+    strategies = result.folded.strategies(result.found.tied.choice)
+    return (
+        result.arrangement,
+        {name: str(s) for name, s in strategies.items()},
+        result.found.step.step_time,
+        result.found.step.memory,
+    )
+
+
+def test_an_interrupted_search_goes_on_and_gives_the_same_plan(tmp_path: Path) -> None:
+    whole, _ = searched()
+    searched(tmp_path, trials=1)
+    resumed, inner = searched(tmp_path)
+    again, last = searched(tmp_path)
+    assert plan_of(resumed) == plan_of(whole) == plan_of(again)
+    assert resumed.certificate.lower_bound_s == whole.certificate.lower_bound_s
+    assert inner.solved <= whole.certificate.solved
+    assert last.solved == 1  # the winner alone, for its strategies
+
+
+def test_what_a_lost_worker_had_taken_is_solved_by_others(tmp_path: Path) -> None:
+    whole, _ = searched()
+    searched(tmp_path, trials=1)
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    (name,) = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage)
+    lost = optuna.create_study(storage=storage, study_name="other")
+    lost.enqueue_trial(whole.arrangement.params)
+    choices = study.trials[0].distributions
+    study.enqueue_trial(whole.arrangement.params)
+    trial = study.ask(choices)  # type: ignore[arg-type]
+    assert trial.params == whole.arrangement.params
+    result, _ = searched(tmp_path)
+    assert plan_of(result) == plan_of(whole)
+
+
+def test_the_study_shows_the_certificate(tmp_path: Path) -> None:
+    result, _ = searched(tmp_path)
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    (name,) = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage)
+    shown = study.user_attrs["certificate"]
+    assert shown["gap"] == result.certificate.gap
+    assert shown["lower_bound_s"] <= shown["step_time_s"] == study.best_value
+    assert all(t.user_attrs["lower_bound_s"] <= t.value * (1 + 1e-9) for t in study.trials)
+    assert study.best_trial.params == result.arrangement.params
+
+
+@pytest.mark.parametrize("sampler", [s for s in SAMPLERS if s not in ("bound", "gp")])
+def test_other_samplers_repeat_themselves_and_never_beat_the_bound(sampler: str) -> None:
+    best, _ = searched()
+    one, _ = searched(sampler=sampler, trials=6, seed=1)
+    two, _ = searched(sampler=sampler, trials=6, seed=1)
+    assert plan_of(one) == plan_of(two)
+    assert one.certificate.step_time_s >= best.certificate.step_time_s
+    assert one.certificate.lower_bound_s <= best.certificate.step_time_s
+
+
+def test_the_seed_does_not_matter_where_there_is_a_proof() -> None:
+    assert plan_of(searched(seed=1)[0]) == plan_of(searched(seed=2)[0])
+
+
+def test_depth_changes_nothing_but_counts() -> None:
+    cluster = reserved("h100", 16)
+    axes: dict[str, Range] = {"pipeline": (2, 2)}
+    built = []
+    for blocks in (8, 128):
+        inner = problems("llama", cluster, blocks=blocks)
+        points = arrangements(cluster, 32, blocks, axes=axes)
+        search_whole([a for a in points if a.virtual_stages == 1], inner)
+        folded = inner.folded(points[0])
+        built.append((len(folded.lists), folded.elimination.work, len(folded.graph.nodes)))
+    assert built[0] == built[1]
+
+
+def test_devices_add_few_tables() -> None:
+    counts = []
+    for devices in (64, 4096):
+        cluster = reserved("h100", devices)
+        inner = problems("wide", cluster, blocks=32)
+        points = arrangements(cluster, 4096, 32)
+        search_whole(points, inner)
+        counts.append((inner.built, inner.solved))
+    (few, _), (many, solved) = counts
+    assert many <= 3 * few
+    assert solved <= 40
+
+
+def test_certificates_of_large_searches_are_tight() -> None:
+    cluster = reserved("h100", 512)
+    result = search_whole(arrangements(cluster, 512, 32), problems("wide", cluster, blocks=32))
+    assert result.found.fits
+    assert result.certificate.gap <= 0.03
+
+
+def test_ranges_of_axes_are_kept_and_unknown_ones_refused() -> None:
+    cluster = reserved("h100", 16)
+    points = arrangements(cluster, 16, 8, axes={"model": (1, 4), "pipeline": (2, None)})
+    assert {a.model for a in points} == {1, 2, 4}
+    assert {a.pipeline for a in points} == {2, 4, 8}
+    with pytest.raises(UnknownNameError, match="mesh axis"):
+        arrangements(cluster, 16, 8, axes={"models": (1, 2)})
+    with pytest.raises(MeshError, match="pipeline may be 1, 2, 4, 8"):
+        arrangements(cluster, 16, 8, axes={"pipeline": (3, 3)})
+
+
+def test_every_arrangement_uses_all_devices_and_samples() -> None:
+    cluster = reserved("h100", 64)
+    points = arrangements(cluster, 96, 12)
+    assert len(points) == len(set(points))
+    for a in points:
+        assert a.pipeline * a.replica * a.data * a.model == 64
+        assert a.batch * a.microbatches == 96
+        assert divides(12, a.pipeline * a.virtual_stages)
+    assert any(a.replica > 1 and a.data * a.model == 8 for a in points)
+
+
+def test_ways_have_the_closed_forms_on_equal_chunks() -> None:
+    for stages, virtual, m in ((4, 1, 8), (4, 1, 3), (8, 1, 64), (4, 2, 8), (2, 4, 6)):
+        order = "interleaved" if virtual > 1 else "1f1b"
+        schedule = Schedule(
+            microbatches=m,
+            stages=stages,
+            virtual_stages=virtual,
+            order=order,  # type: ignore[arg-type]
+        )
+        longest = max(sum(way.passes) for way in ways(schedule))
+        assert longest == m * virtual + stages - 1
+
+
+def test_least_seconds_are_below_every_price() -> None:
+    cluster = reserved("h100", 8)
+    least = Least(wide_llama(8), cluster)
+    whole = tuple(range(len(least.is_block)))
+    one = least.step_seconds(Schedule(microbatches=4), whole, 8, 8)
+    assert one == pytest.approx(
+        step_of_parts(
+            Schedule(microbatches=4),
+            least.is_block,
+            whole,
+            [w / 8 + f for w, f in least._parts(Schedule())],
+        )
+    )
+    assert least.step_seconds(Schedule(microbatches=4, recompute="full"), whole, 8, 8) > one
+
+
+def test_a_sampler_asked_beyond_the_end_says_so() -> None:
+    cluster = reserved("h100", 2)
+    points = space("mlp", cluster, 2)
+    order = BestFirst(points, problems("mlp", cluster))
+    study = optuna.create_study(sampler=BoundSampler(order, {"pipeline": [1]}))
+    order.best = 0.0
+    with pytest.raises(RuntimeError, match="no point is left"):
+        study.ask()
