@@ -12,6 +12,7 @@ from math import inf
 
 from autoshard.plan import Schedule
 from autoshard.search.bounds import Way, ways, weights
+from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, Sums, Tied
 from autoshard.search.problem import LEANEST
 from autoshard.search.step import Step, alive_microbatches
@@ -21,6 +22,9 @@ HALVINGS = 6
 
 ROUNDS = 4
 """Times that the room for temporaries is corrected from exact figures."""
+
+PARTS = (1.0, 0.8, 0.6, 0.4, 0.2)
+"""Parts of the bytes left free that are tried."""
 
 CHORDS = 16
 """Most prices of memory that are tried."""
@@ -85,7 +89,7 @@ class Scheduled:
 
     def bound(self) -> float:
         """Seconds that no strategies within the limit beat; infinite where none are within it."""
-        if self.limit is not None and self.leanest_bytes() > self.limit:
+        if self.limit is not None and self.leanest_bytes() > SURE * self.limit:
             return inf
         self._price = 0.0
         _, fastest = self.folded.minimum(self.sums(0.0))
@@ -191,6 +195,29 @@ class Scheduled:
                 break
             over = step.memory.total_bytes - self.limit
             beyond += max(over, 0.0005 * self.limit)
+        return self._refined(best, sums, fastest, leanest) if best.fits else best
+
+    def _refined(self, best: Found, sums: Sums, fastest: Tied, leanest: Tied) -> Found:
+        """``best`` with the bytes used up that exact figures leave free."""
+        assert self.limit is not None
+        improved = True
+        while improved:
+            improved = False
+            free = self.limit - best.step.memory.total_bytes
+            for share in PARTS:
+                # The fullest moment grows with what is taken, so all of it may be too much.
+                room = best.tied.num_bytes + share * free
+                other, _ = self._chords(sums, fastest, leanest, room)
+                offers = {
+                    (tied.choice.tobytes(), tied.again): tied
+                    for start in (other, best.tied, leanest)
+                    for tied in (self.folded.filled(sums, start, fastest, room),)
+                }
+                found = [Found(tied, self._step(tied), 0.0) for tied in offers.values()]
+                better = min(found, key=_rank)
+                if _rank(better) < _rank(best):
+                    best, improved = better, True
+                    break
         return best
 
     def _chords(self, sums: Sums, large: Tied, small: Tied, room: float) -> tuple[Tied, float]:

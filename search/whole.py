@@ -26,6 +26,7 @@ from autoshard.kernels import Style
 from autoshard.plan import Alternative, Memory, StepTime
 from autoshard.search.bounds import Least, step_of_parts
 from autoshard.search.cost import CostModel
+from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, standing
 from autoshard.search.inner import Prepared
 from autoshard.search.memory import optimizer_of
@@ -152,7 +153,7 @@ class Problems:
         stored = self._least.stage_bytes(
             schedule, self._stands_for, a.batch, devices, optimizer_of(self.optimizer)
         )
-        if stored + self.cluster.reserve_bytes > self.limit:
+        if stored + self.cluster.reserve_bytes > SURE * self.limit:
             return inf
         return self._least.step_seconds(schedule, self._stands_for, a.batch, devices)
 

@@ -168,7 +168,7 @@ def test_less_memory_never_is_faster_and_what_fits_is_near_the_milp(
         room = limit - (found.step.memory.total_bytes - tied_bytes(run, found.tied))
         best = tied_optimum(folded, sums, room)
         mine = folded.measure(sums, found.tied.choice, found.tied.again).seconds
-        assert mine <= best * 1.01
+        assert mine <= best * 1.02
 
 
 def tied_bytes(run: Scheduled, tied: object) -> float:
@@ -224,7 +224,7 @@ def test_what_a_lost_worker_had_taken_is_solved_by_others(tmp_path: Path) -> Non
     lost.enqueue_trial(whole.arrangement.params)
     choices = study.trials[0].distributions
     study.enqueue_trial(whole.arrangement.params)
-    trial = study.ask(choices)  # type: ignore[arg-type]
+    trial = study.ask(choices)
     assert trial.params == whole.arrangement.params
     result, _ = searched(tmp_path)
     assert plan_of(result) == plan_of(whole)
@@ -238,7 +238,9 @@ def test_the_study_shows_the_certificate(tmp_path: Path) -> None:
     shown = study.user_attrs["certificate"]
     assert shown["gap"] == result.certificate.gap
     assert shown["lower_bound_s"] <= shown["step_time_s"] == study.best_value
-    assert all(t.user_attrs["lower_bound_s"] <= t.value * (1 + 1e-9) for t in study.trials)
+    for trial in study.trials:
+        assert trial.value is not None
+        assert trial.user_attrs["lower_bound_s"] <= trial.value * (1 + 1e-9)
     assert study.best_trial.params == result.arrangement.params
 
 
@@ -269,24 +271,21 @@ def test_depth_changes_nothing_but_counts() -> None:
     assert built[0] == built[1]
 
 
-def test_devices_add_few_tables() -> None:
-    counts = []
-    for devices in (64, 4096):
-        cluster = reserved("h100", devices)
-        inner = problems("wide", cluster, blocks=32)
-        points = arrangements(cluster, 4096, 32)
-        search_whole(points, inner)
-        counts.append((inner.built, inner.solved))
-    (few, _), (many, solved) = counts
-    assert many <= 3 * few
-    assert solved <= 40
+def large_llama(batch: int) -> ModelGraph:
+    return llama(3, batch, 4096, 8192, 64, 8, 28672, 128256)
 
 
-def test_certificates_of_large_searches_are_tight() -> None:
-    cluster = reserved("h100", 512)
-    result = search_whole(arrangements(cluster, 512, 32), problems("wide", cluster, blocks=32))
-    assert result.found.fits
-    assert result.certificate.gap <= 0.03
+def test_devices_add_few_tables_and_certificates_are_tight() -> None:
+    built = []
+    for devices in (64, 1024):
+        cluster = Cluster.preset("h100", devices)
+        inner = Problems(cache(large_llama), 80, cluster)
+        result = search_whole(arrangements(cluster, 1024, 80), inner)
+        assert result.found.fits
+        assert result.certificate.gap <= 0.02
+        assert result.certificate.solved <= 20
+        built.append(inner.built)
+    assert built[1] <= 3 * built[0]
 
 
 def test_ranges_of_axes_are_kept_and_unknown_ones_refused() -> None:
@@ -318,7 +317,7 @@ def test_ways_have_the_closed_forms_on_equal_chunks() -> None:
             microbatches=m,
             stages=stages,
             virtual_stages=virtual,
-            order=order,  # type: ignore[arg-type]
+            order=order,
         )
         longest = max(sum(way.passes) for way in ways(schedule))
         assert longest == m * virtual + stages - 1
@@ -344,7 +343,8 @@ def test_a_sampler_asked_beyond_the_end_says_so() -> None:
     cluster = reserved("h100", 2)
     points = space("mlp", cluster, 2)
     order = BestFirst(points, problems("mlp", cluster))
-    study = optuna.create_study(sampler=BoundSampler(order, {"pipeline": [1]}))
+    study = optuna.create_study(sampler=BoundSampler(order, {"pipeline": [1, 2]}))
     order.best = 0.0
+    choices = {"pipeline": optuna.distributions.CategoricalDistribution((1, 2))}
     with pytest.raises(RuntimeError, match="no point is left"):
-        study.ask()
+        study.ask(choices)  # type: ignore[arg-type]
