@@ -324,6 +324,7 @@ def plan(
             "--why-not": why_not is not None,
             SMALLEST: smallest or step_time is not None,
             "--mesh": mesh is not None,
+            FULL: space is Space.full,
         }
     )
     asked |= {"optimizer": optimizer.value, "strategy": strategy.value, "seed": seed}
@@ -561,6 +562,7 @@ app.add_typer(keys)
 
 
 SMALLEST = "--smallest (or --step-time)"
+FULL = "--space full"
 
 EXCLUDED = (
     ("--server", "--storage", "--storage is of a local search"),
@@ -571,6 +573,9 @@ EXCLUDED = (
     (SMALLEST, "--what-if", "these are two questions"),
     (SMALLEST, "--mesh", "a mesh says how many devices there are"),
     (SMALLEST, "--storage", "it is no single search"),
+    (FULL, "--server", "the service plans the plain space"),
+    (FULL, "--what-if", "it asks of plans in the plain space"),
+    (FULL, SMALLEST, "it asks of plans in the plain space"),
 )
 """Options of ``plan`` that do not go together, and why."""
 
