@@ -61,6 +61,16 @@ class Clock:
 
     def between(self, calls: Sequence[Callable[[], object]]) -> tuple[float, ...]:
         """Mean seconds of each of several calls, whose windows take turns."""
+        return tuple(median(row) for row in self._windows(calls))
+
+    def beyond(self, call: Callable[[], object], more: Callable[[], object]) -> float:
+        """Seconds of ``more`` beyond those of ``call``: the median of windows side by side.
+
+        The machine's speed drifts; two windows that follow each other have the same.
+        """
+        return median(b - a for a, b in zip(*self._windows((call, more)), strict=True))
+
+    def _windows(self, calls: Sequence[Callable[[], object]]) -> list[list[float]]:
         counts = []
         for call in calls:
             call()
@@ -76,7 +86,7 @@ class Clock:
                 for _ in range(count):
                     call()
                 row.append((self.now() - began) / count)
-        return tuple(median(row) for row in found)
+        return found
 
     def meet(self) -> None:
         """Wait for the other processes."""

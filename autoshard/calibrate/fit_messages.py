@@ -37,7 +37,7 @@ def fit_messages(cluster: Cluster, hosts: Hosts, found: Sequence[MessageReading]
     """``cluster`` with tiers and library as measured; tiers that were not measured stay."""
     for index in range(len(cluster.tiers)):
         own = [r for r in found if _tier_of(cluster, hosts, r) == index]
-        if own:
+        if any(r.op == LAWFUL and not r.alone for r in own):
             cluster = _fit_tier(cluster, index, own, first=index == 0)
     return _fit_library(cluster, hosts, found)
 

@@ -20,6 +20,9 @@ from autoshard.sharding.layout import Shape
 BETWEEN_S = 1e-3
 """Seconds of computing between messages, about those of an operator of a small model."""
 
+TRIES = 4
+"""How often a message is measured that is lost in the noise of the computing around it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
@@ -56,8 +59,11 @@ def measure(
     clock: Clock,
     *,
     alone: bool,
-) -> MessageReading:
-    """Seconds of one message between two products; with ``alone`` the first group only sends."""
+) -> MessageReading | None:
+    """Seconds of one message between two products; with ``alone`` the first group only sends.
+
+    None, on every process, where several tries found no process that waited for it.
+    """
     members = comm.size(axes)
     elements = max(1, num_bytes // 4 // members)
     sends = not alone or all(c == 0 for a, c in enumerate(comm.coordinate) if a not in axes)
@@ -78,17 +84,21 @@ def measure(
         if sends:
             send()
 
-    without, with_message = clock.between((computing, both))
-    seconds = with_message - without
-    if alone:
-        seconds = clock.most(seconds if sends else 0.0)
+    for _ in range(TRIES):
+        seconds = clock.beyond(computing, both)
+        if alone:
+            seconds = clock.most(seconds if sends else 0.0)
+        if clock.least(seconds) > 0:
+            break
+    else:
+        return None
     return MessageReading(
         op=op,
         mesh=comm.mesh,
         axes=axes,
         num_bytes=4 * elements * (1 if op == "send_recv" else members),
         alone=alone,
-        seconds=max(seconds, 1e-7),
+        seconds=seconds,
     )
 
 

@@ -260,7 +260,9 @@ def _measure(world: World, sizes: Sizes, window_s: float, say: Say) -> _Place:
                 comms[mesh] = Communicator(
                     mesh, names, device=world.device, timeout_s=world.timeout_s
                 )
-            sent.append(messages.measure(comms[mesh], axes, op, n, clock, alone=alone))
+            reading = messages.measure(comms[mesh], axes, op, n, clock, alone=alone)
+            if reading is not None:
+                sent.append(reading)
     return _Place(
         host=host,
         device=_device_name(world.device),
