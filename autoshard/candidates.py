@@ -27,10 +27,11 @@ from autoshard.sharding.strategy import (
     strategies,
 )
 
-AxisUse = Literal["any", "batch", "data", "fsdp", "tensor"]
+AxisUse = Literal["any", "batch", "data", "fsdp", "tensor", "context"]
 """What an axis is used for: ``any`` leaves the choice to the search; ``batch`` cuts the batch and
 leaves the parameters' storage open, ``data`` replicates them, ``fsdp`` cuts them; ``tensor`` cuts
-every weight of a product and never the batch."""
+every weight of a product and never the batch; ``context`` cuts the tokens of each sample and
+replicates the parameters."""
 
 RawCut = tuple[int, int, int]
 """(dim, outer, n) of a value, for no axis in particular."""
@@ -96,8 +97,10 @@ class Proposals:
     Nodes of repeated blocks share what they are proposed: the work does not grow with depth.
     """
 
-    def __init__(self, graph: ModelGraph, rules: Rules, *, only_inputs: bool = False) -> None:
-        self.graph, self.rules = graph, rules
+    def __init__(
+        self, graph: ModelGraph, rules: Rules, *, only_inputs: bool = False, dim: int = 0
+    ) -> None:
+        self.graph, self.rules, self.dim = graph, rules, dim
         self._class_of = _classes(graph)
         self._cuts: dict[str, set[RawCut]] = {c: set() for c in self._class_of.values()}
         representatives = [n for n in graph.nodes if self._represents(n)]
@@ -154,8 +157,9 @@ class Proposals:
 
     def _seed(self, node: Node, only_inputs: bool) -> None:
         if node.op in ("input", "parameter"):
-            if node.shape and not (only_inputs and node.op == "parameter"):
-                self._add(node.name, (0, 1, node.shape[0]))
+            dim = self.dim
+            if len(node.shape) > dim and not (only_inputs and node.op == "parameter"):
+                self._add(node.name, (dim, 1, node.shape[dim]))
             return
         if node.is_leaf or only_inputs:
             return
@@ -238,6 +242,7 @@ class Candidates:
         rules: Rules | None = None,
         proposals: Proposals | None = None,
         batch: Proposals | None = None,
+        tokens: Proposals | None = None,
     ) -> None:
         self.graph, self.sizes, self.passing = graph, sizes, passing
         everything: list[AxisUse] = ["any"] * len(sizes)
@@ -245,6 +250,9 @@ class Candidates:
         self.rules = rules or Rules(graph)
         self.proposals = proposals or Proposals(graph, self.rules)
         self.batch = batch or Proposals(graph, self.rules, only_inputs=True)
+        self.tokens = tokens
+        if "context" in self.uses and tokens is None:
+            self.tokens = Proposals(graph, self.rules, only_inputs=True, dim=1)
         self.pins = pins or {}
         self._weights = _weight_operands(graph)
         self._shared: dict[object, list[Strategy]] = {}
@@ -292,10 +300,12 @@ class Candidates:
             if node.op == "input":
                 if use in ("batch", "data", "fsdp"):
                     allowed = [c for c in allowed if c in batch]
+                elif use == "context":
+                    allowed = [c for c in sorted(self._tokens(node)) if c[2] >= size]
                 elif use == "tensor":
                     allowed = [c for c in allowed if c not in batch]
             elif node.op == "parameter":
-                if use == "data":
+                if use in ("data", "context"):
                     allowed = []
                 elif use == "fsdp" and allowed:
                     keep = False
@@ -316,19 +326,24 @@ class Candidates:
         pinned = [s for s in found if s.result == pin]
         return pinned or [_stored_as(pin)]
 
+    def _tokens(self, node: Node) -> frozenset[RawCut]:
+        return self.tokens[node.name] if self.tokens is not None else frozenset()
+
     def _large_enough(self, n: int, size: int, is_batch: bool) -> bool:
         """Fewer pieces than devices leave some empty: legal, and offered where it is wanted."""
         return n >= size or is_batch or self.passing == "full"
 
     def _operator(self, node: Node) -> list[Strategy]:
         rule = self.rules[node.name]
-        proposed = self.proposals.factors(node)
+        found = self.proposals.factors(node)
         batch = self.batch.factors(node)
+        tokens = self.tokens.factors(node) if self.tokens is not None else {}
         full = self.passing == "full"
         choices: list[list[Choice]] = []
         for size, use in zip(self.sizes, self.uses, strict=True):
+            first, proposed = (tokens, tokens) if use == "context" else (batch, found)
             offered = {
-                f: [(o, n) for o, n in p if self._large_enough(n, size, (o, n) in batch.get(f, ()))]
+                f: [(o, n) for o, n in p if self._large_enough(n, size, (o, n) in first.get(f, ()))]
                 for f, p in proposed.items()
             }
             row = axis_choices(
@@ -341,7 +356,7 @@ class Candidates:
                 or self._is_first(node),
                 allow_p=full,
             )
-            choices.append(self._restrict(node, rule, row, use, batch, size))
+            choices.append(self._restrict(node, rule, row, use, first))
         grads = [
             self.graph.by_name[o].differentiable and node.differentiable for o in node.operands
         ]
@@ -368,7 +383,6 @@ class Candidates:
         row: list[Choice],
         use: AxisUse,
         batch: Mapping[str, Iterable[tuple[int, int]]],
-        size: int,
     ) -> list[Choice]:
         if use == "any":
             return row
@@ -376,7 +390,7 @@ class Candidates:
         def of_batch(c: Choice) -> bool:
             return bool(c.factor) and (c.outer, c.n) in batch.get(c.factor, ())
 
-        if use in ("batch", "data", "fsdp"):
+        if use in ("batch", "data", "fsdp", "context"):
             return [c for c in row if of_batch(c)] or [c for c in row if c.passes in ("R", "RP")]
         rest = [c for c in row if not of_batch(c)]
         weights = self._weights.get(node.name, ())

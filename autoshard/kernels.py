@@ -2,7 +2,7 @@
 
 A product of ``batch`` matrices M x K and K x N in a dtype with peak P takes::
 
-    max( 2 batch (M N + waste units 128^2) (K + depth) / (efficiency P),  bytes / B )
+    max( 2 (batch M N + waste units 128^2) (K + depth) / (efficiency P),  bytes / B )
 
 The last wave of 128 x 128 tiles fills only part of the ``units`` (on average ``waste`` of a wave is
 lost), each tile fills and drains its pipeline (``depth`` elements of K), and nothing is faster than
@@ -23,6 +23,10 @@ STYLES: tuple[Style, ...] = ("eager", "autocast", "fused")
 """How operators between products are run: each by a kernel of its own, the same with casts to and
 from float32 around norms and losses, or several by one kernel (compiled, or fused by hand)."""
 
+Products = Literal["native", "tf32", "fp8", "mxfp8", "nvfp4"]
+PRODUCTS: tuple[Products, ...] = ("native", "tf32", "fp8", "mxfp8", "nvfp4")
+"""What products of weights run in: the dtype of their operands, or fewer bits."""
+
 TILE = 128
 """Rows and columns of the result that one unit makes at a time."""
 
@@ -37,9 +41,13 @@ class Kernels:
         depth: elements of K that filling and draining the pipeline costs.
         attention: share of the peak that fused attention sustains, forward.
         attention_backward: the same, backward.
+        vendor_attention: what the vendor's own attention kernels, which fused programs call,
+            sustain by those of frameworks.
         eager: bytes that memory-bound operators really move, by those that are counted.
         autocast: the same under autocast.
         fused: the same where kernels are fused.
+        scores: the same of operators on attention scores, where attention is not one kernel.
+        contention: share of the shorter side that computing and messages lose while both run.
     """
 
     units: int = 0
@@ -47,13 +55,21 @@ class Kernels:
     depth: float = 0.0
     attention: float = 0.5
     attention_backward: float = 0.4
+    vendor_attention: float = 1.0
     eager: float = 1.0
     autocast: float = 1.0
     fused: float = 1.0
+    scores: float = 1.0
+    contention: float = 0.0
 
     def product_flops(self, batch: float, m: float, n: float, k: float) -> float:
         """Operations that a product costs, those that it wastes included."""
-        return 2.0 * batch * (m * n + self.waste * self.units * TILE**2) * (k + self.depth)
+        return 2.0 * (batch * m * n + self.waste * self.units * TILE**2) * (k + self.depth)
+
+    def beside(self, computing: float, messages: float) -> float:
+        """Seconds of computing and messages that need not wait for each other."""
+        shorter, longer = sorted((computing, messages))
+        return longer + min(1.0, self.contention) * shorter
 
     def traffic(self, style: Style) -> float:
         """Factor on the bytes of memory-bound operators."""

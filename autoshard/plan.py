@@ -78,6 +78,14 @@ class Schedule(Document):
             what it needs (torch's checkpoint), or everything (a reentrant one).
         style: how operators between products are run.
         optimizer_shards: devices that share the optimizer's work and state (ZeRO 1); 1: none.
+        overlapped: axes whose messages run beside the computing of the same block: prefetched
+            gathers of FSDP (``data``), ring attention (``context``), products in pieces
+            (``model``). The bundled runtime waits for each of these messages.
+        products: what products of weights of blocks run in, where not in their own dtype; ``tf32``
+            is of all products of float32.
+        blocks: how many repeated blocks the model has, where the graph has fewer of the same kind;
+            None: as many as the graph.
+        recomputed_blocks: how many of them are recomputed, spread evenly; None: all.
     """
 
     microbatches: int = Field(1, ge=1)
@@ -87,6 +95,10 @@ class Schedule(Document):
     recompute: Literal["none", "selective", "full", "reentrant"] = "none"
     style: Literal["eager", "autocast", "fused"] = "eager"
     optimizer_shards: int = Field(1, ge=1)
+    overlapped: tuple[str, ...] = ()
+    products: Literal["native", "tf32", "fp8", "mxfp8", "nvfp4"] = "native"
+    blocks: int | None = Field(None, ge=1)
+    recomputed_blocks: int | None = Field(None, ge=0)
 
     @property
     def is_plain(self) -> bool:

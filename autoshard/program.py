@@ -140,6 +140,25 @@ class Program:
             key: _in_bucket(edge, in_bucket.get(edge.producer)) for key, edge in plain.items()
         }
 
+    def regathering(self) -> Program:
+        """The same program, each gathered parameter dropped after use and gathered again."""
+        by_name = self.graph.by_name
+        return Program(
+            self.graph,
+            self.axis_names,
+            self.sizes,
+            self.strategies,
+            self.resharder,
+            regather=frozenset(
+                (node.name, index)
+                for node in self.graph.nodes
+                for index, operand in enumerate(node.operands)
+                if by_name[operand].op == "parameter"
+            ),
+            bucket_bytes=self.bucket_bytes,
+            rules=self.rules,
+        )
+
     def _edge(self, node: Node, index: int) -> Edge:
         producer = self.graph.by_name[node.operands[index]]
         produced = self.strategies[producer.name].result

@@ -16,15 +16,16 @@ message, and of that the share ``exposed`` that compute does not hide.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.candidates import Candidates, Rules
-from autoshard.cluster import Cluster
+from autoshard.cluster import Cluster, Device
 from autoshard.graph import ModelGraph, Node
-from autoshard.kernels import Style
+from autoshard.kernels import Products, Style
 from autoshard.measured import BIAS, CUT
 from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, internal_elements
 from autoshard.search.memory import Optimizer
@@ -58,6 +59,29 @@ VIEWS = frozenset(
     }
 )
 """Operator families that only look at their operand anew: no kernel, no bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A pass of one operator, with what its seconds depend on beside the device.
+
+    Attributes:
+        work: the pass.
+        phase: forward or backward.
+        family: of the operator, for the factor of its memory-bound work.
+        dtype: of the operator's result.
+        itemsize: bytes of an element of it.
+        is_scores: whether it makes attention scores, whose kernels are the same in every style.
+        products: what products run in: the operator's own dtype, or one of fewer bits.
+    """
+
+    work: Pass
+    phase: Phase
+    family: str
+    dtype: str
+    itemsize: int
+    is_scores: bool = False
+    products: Products = "native"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +123,17 @@ class CostModel:
         self.resharder = resharder or Resharder(sizes, self.prices)
         self.waiting = waiting(cluster)
         self.traffic = cluster.device.kernels.traffic(style)
+        self._known: dict[Work, float] = {}
         self._bytes: dict[tuple[Shape, int, Layout], int] = {}
         self._shapes: dict[tuple[Shape, Layout], Shape] = {}
+
+    def on(self, device: Device) -> CostModel:
+        """The same costs with another device on the same links."""
+        out = copy(self)
+        out.cluster = replace(self.cluster, device=device)
+        out.traffic = device.kernels.traffic(self.style)
+        out._known = {}
+        return out
 
     def local_bytes(self, node: Node, layout: Layout) -> int:
         """Bytes of the largest shard of a node's result in ``layout``."""
@@ -115,25 +148,31 @@ class CostModel:
 
     def operator(self, node: Node, strategy: Strategy) -> OperatorCost:
         """Seconds of an operator (not a leaf)."""
-        inner, parted = [0.0, 0.0], False
+        inner = [0.0, 0.0]
         rule = self.rules[node.name]
         origin = (0,) * len(self.sizes)
         for internal in rule.internal:
             axes = tuple(a for a, c in enumerate(strategy.choices) if c.factor in internal.when)
             if not axes or (internal.phase == "backward" and not node.differentiable):
                 continue
-            parted = True
             count = internal_elements(rule.sizes, internal, strategy, self.sizes, origin)
             inner[internal.phase == "backward"] += self.prices(
                 internal.op, axes, count * internal.itemsize
             )
+        forward, backward = self.works(node, strategy)
+        return OperatorCost(self.seconds(forward), self.seconds(backward), *inner)
+
+    def works(self, node: Node, strategy: Strategy) -> tuple[Work, Work]:
+        """What an operator (not a leaf) does on one device, forward and backward."""
         if node.family in VIEWS:
             joined = joined_bytes(
                 node, self.local_shape(node, strategy.result), self._gradients(node)
             )
-            added = Pass(num_bytes=joined, launches=bool(joined))
-            back = self._seconds(added, "forward", node, "aten.add", 1.0)
-            return OperatorCost(0.0, back, *inner)
+            back = Pass(num_bytes=joined, launches=bool(joined))
+            return (
+                Work(Pass(), "forward", node.family, node.dtype, node.itemsize),
+                Work(back, "forward", "aten.add", node.dtype, node.itemsize),
+            )
         by_name = self.graph.by_name
         operands = [by_name[name] for name in node.operands]
         bias = self._is_bias(node, operands)
@@ -151,12 +190,18 @@ class CostModel:
             bias=free,
         )
         scores = len(node.shape) > 3 and node.shape[-1] == node.shape[-2]
-        factor = 1.0 if scores else self.traffic
-        family = BIAS if bias else node.family + CUT * parted
-        return OperatorCost(
-            self._seconds(forward, "forward", node, family, factor),
-            self._seconds(backward, "backward", node, family, factor),
-            *inner,
+        family = BIAS if bias else node.family + CUT * self._is_parted(node, strategy)
+        return (
+            Work(forward, "forward", family, node.dtype, node.itemsize, scores),
+            Work(backward, "backward", family, node.dtype, node.itemsize, scores),
+        )
+
+    def _is_parted(self, node: Node, strategy: Strategy) -> bool:
+        """Whether the operator has messages of its own in the middle."""
+        return any(
+            (internal.phase == "forward" or node.differentiable)
+            and any(c.factor in internal.when for c in strategy.choices)
+            for internal in self.rules[node.name].internal
         )
 
     def surroundings(self, node: Node) -> object:
@@ -181,17 +226,23 @@ class CostModel:
             and operands[0].family in PRODUCTS
         )
 
-    def _seconds(self, work: Pass, phase: Phase, node: Node, family: str, traffic: float) -> float:
-        """Seconds of a pass on this cluster's device; ``traffic`` multiplies memory-bound bytes."""
-        return self.waiting * pass_seconds(
-            self.cluster,
-            work,
-            phase,
-            family=family,
-            dtype=node.dtype,
-            itemsize=node.itemsize,
-            traffic=traffic,
-        )
+    def seconds(self, done: Work) -> float:
+        """Seconds of a pass on this cluster's device."""
+        found = self._known.get(done)
+        if found is None:
+            kernels = self.cluster.device.kernels
+            found = self._known[done] = self.waiting * pass_seconds(
+                self.cluster,
+                done.work,
+                done.phase,
+                family=done.family,
+                dtype=done.dtype,
+                itemsize=done.itemsize,
+                traffic=kernels.scores if done.is_scores else self.traffic,
+                products=done.products,
+                attention=kernels.vendor_attention if self.style == "fused" else 1.0,
+            )
+        return found
 
     def local_shape(self, node: Node, layout: Layout) -> Shape:
         """Largest shard of a node's result in ``layout``."""

@@ -27,7 +27,7 @@ from autoshard.sharding.layout import Cut, Layout, R, Shape, State, canonical, f
 if TYPE_CHECKING:
     from optuna import Study, Trial
 
-Strategy = Literal["auto", "data", "fsdp", "tensor", "hybrid"]
+Strategy = Literal["auto", "data", "fsdp", "tensor", "hybrid", "data+tensor", "fsdp+tensor"]
 STRATEGIES: tuple[Strategy, ...] = ("data", "fsdp", "tensor", "hybrid", "auto")
 
 AXES = ("data", "model")
@@ -85,10 +85,15 @@ class Configuration:
     @property
     def uses(self) -> tuple[AxisUse, ...]:
         """What each axis is for."""
-        if self.strategy == "hybrid":
-            return tuple("tensor" if n == "model" else "batch" for n in self.axis_names)
-        only: AxisUse = "any" if self.strategy == "auto" else self.strategy
-        return (only,) * len(self.sizes)
+        named: dict[str, AxisUse] = {"context": "context"}
+        only: AxisUse = "any"
+        if self.strategy in ("hybrid", "data+tensor", "fsdp+tensor"):
+            named["model"] = "tensor"
+            storage: dict[str, AxisUse] = {"data+tensor": "data", "fsdp+tensor": "fsdp"}
+            only = storage.get(self.strategy, "batch")
+        elif self.strategy != "auto":
+            only = self.strategy  # type: ignore[assignment]  # named as what the axis is for
+        return tuple(named.get(n, only) for n in self.axis_names)
 
     @property
     def mesh(self) -> MeshDocument:

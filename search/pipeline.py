@@ -18,12 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from autoshard.errors import RequestError
 
 Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 ORDERS: tuple[Order, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+FULL_ROUNDS = 3
+"""Rounds of microbatches after which a pipeline is taken to be full."""
 
 Task = Literal["F", "B", "W"]
 
@@ -92,7 +96,10 @@ def check(order: Order, stages: int, virtual: int, microbatches: int) -> None:
         )
 
 
-def actions(order: Order, stages: int, virtual: int, microbatches: int) -> list[list[Action]]:
+@lru_cache(maxsize=32)
+def actions(
+    order: Order, stages: int, virtual: int, microbatches: int
+) -> tuple[tuple[Action, ...], ...]:
     """For each rank what it does, in order.
 
     Raises:
@@ -101,14 +108,19 @@ def actions(order: Order, stages: int, virtual: int, microbatches: int) -> list[
     check(order, stages, virtual, microbatches)
     if order == "gpipe":
         forward = range(microbatches)
-        return [
-            [Action("F", rank, m) for m in forward] + [Action("B", rank, m) for m in forward]
+        return tuple(
+            tuple(Action(task, rank, m) for task in ("F", "B") for m in forward)
             for rank in range(stages)
-        ]
+        )
     if order == "interleaved":
-        return [_interleaved(rank, stages, virtual, microbatches) for rank in range(stages)]
+        return tuple(
+            tuple(_interleaved(rank, stages, virtual, microbatches)) for rank in range(stages)
+        )
     split = order == "zero-bubble"
-    return [_one_forward_one_backward(rank, stages, microbatches, split) for rank in range(stages)]
+    return tuple(
+        tuple(_one_forward_one_backward(rank, stages, microbatches, split))
+        for rank in range(stages)
+    )
 
 
 def _one_forward_one_backward(
@@ -199,6 +211,29 @@ def simulate(
         if not moved and waiting:
             raise RequestError(f"schedule {order!r} of {stages} stages waits for itself")
     return max(free), placed
+
+
+def duration(order: Order, chunks: Sequence[Chunk], stages: int, microbatches: int) -> float:
+    """Seconds of a step, as :func:`simulate` gives them, without every action.
+
+    Once the pipeline is full each further microbatch takes as long as the slowest stage, so long
+    steps are simulated for some rounds and the others added.
+
+    Raises:
+        RequestError: see :func:`check`.
+    """
+    short = FULL_ROUNDS * stages + microbatches % stages
+    if (
+        microbatches <= short
+        or order == "gpipe"
+        or (order == "interleaved" and microbatches % stages)
+    ):
+        return simulate(order, chunks, stages, microbatches)[0]
+    check(order, stages, len(chunks) // stages, microbatches)
+    slowest = max(
+        sum(c.forward_s + c.backward_s for c in chunks[rank::stages]) for rank in range(stages)
+    )
+    return simulate(order, chunks, stages, short)[0] + (microbatches - short) * slowest
 
 
 def _ready(

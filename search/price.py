@@ -185,14 +185,18 @@ class _Pricer:
         if not again:
             for edge in program.regathered.get(node.name, ()):
                 self._edge(edge, False, "backward")
-        cost = self._operator(node)
-        self._internal(node, "backward")
-        self._work(node.name, "backward", cost.backward_s)
+        self._computed_backward(node)
         self._sent(node, sent_after)
         for index in reversed(range(len(node.operands))):
             edge = program.edges[node.name, index]
             if edge.bucket is None:
                 self._edge(edge, True, "backward")
+
+    def _computed_backward(self, node: Node) -> None:
+        """A node's own backward."""
+        cost = self._operator(node)
+        self._internal(node, "backward")
+        self._work(node.name, "backward", cost.backward_s)
 
     def _sent(self, node: Node, sent_after: Mapping[str, Sequence[int]]) -> None:
         """What is sent once a node's own backward is done."""
@@ -203,8 +207,16 @@ class _Pricer:
 
     def _operator(self, node: Node) -> OperatorCost:
         strategy = self.program.strategies[node.name]
-        # Nodes of one kind share their rule and their strategies.
-        key = (
+        key = self._kind(node)
+        found = self._operators.get(key)
+        if found is None:
+            found = self._operators[key] = self.model.operator(node, strategy)
+        return found
+
+    def _kind(self, node: Node) -> object:
+        """Equal for nodes that cost the same: they share their rule and their strategies."""
+        strategy = self.program.strategies[node.name]
+        return (
             id(self.program.rules[node.name]),
             id(strategy),
             node.flops_forward,
@@ -214,10 +226,6 @@ class _Pricer:
             node.op,
             self.model.surroundings(node),
         )
-        found = self._operators.get(key)
-        if found is None:
-            found = self._operators[key] = self.model.operator(node, strategy)
-        return found
 
     def _edge(self, edge: Edge, back: bool, phase: Phase) -> None:
         steps = edge.reshard.backward if back else edge.reshard.forward

@@ -13,13 +13,28 @@ both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from autoshard.cluster import Cluster
+from autoshard.kernels import Products
 from autoshard.measured import BIAS, RANDOM, SCORES, UPDATE, Factor
 from autoshard.search.work import CONVOLUTIONS, Pass
 
 Phase = Literal["forward", "backward"]
+
+
+PRODUCT_DTYPES: Mapping[Products, str] = {
+    "tf32": "tf32",
+    "fp8": "float8_e4m3fn",
+    "mxfp8": "mxfp8",
+    "nvfp4": "nvfp4",
+}
+"""Name of a device's peak by what products run in."""
+
+CAST_BYTES = 4
+"""Bytes moved for each element that is cast for a product below 16 bits: 2 read, 1 written in
+rows and 1 in columns (its gradient's product wants it transposed)."""
 
 
 def pass_seconds(
@@ -31,6 +46,8 @@ def pass_seconds(
     dtype: str,
     itemsize: int,
     traffic: float,
+    products: Products = "native",
+    attention: float = 1.0,
 ) -> float:
     """Seconds of one pass of an operator.
 
@@ -42,19 +59,28 @@ def pass_seconds(
         dtype: that it computes in.
         itemsize: bytes of an element.
         traffic: factor on memory-bound bytes where the family was not measured.
+        products: what products run in, where not in ``dtype``.
+        attention: how much faster fused attention is than the device's figures say.
     """
     device, measured = cluster.device, cluster.device.measured
     rate, bandwidth = cluster.flops_per_second(dtype), cluster.copy_bytes_per_second
     kernels, edge = device.kernels, 0.0 if measured is None else measured.edge
-    total = work.launches * device.launch_s
+    total, bytes_moved = work.launches * device.launch_s, work.num_bytes
+    in_products = rate
+    if products != "native" and work.products:
+        in_products = cluster.flops_per_second(PRODUCT_DTYPES[products])
+        if products != "tf32":
+            # The operand that is new is written once more in fewer bits.
+            first = work.products[0]
+            bytes_moved += first.batch * first.m * first.k * CAST_BYTES
     for p in work.products:
         flops = kernels.product_flops(p.batch, p.m + edge, p.n + edge, p.k)
-        total += max(flops / rate, p.elements * itemsize / bandwidth)
-    peak = rate / device.efficiency
+        total += max(flops / in_products, p.elements * itemsize / bandwidth)
+    peak = attention * rate / cluster.efficiency(dtype)
     attended = work.attention_flops / (kernels.attention * peak)
     attended += work.attention_backward_flops / (kernels.attention_backward * peak)
     found = None if measured is None else measured.operators.get(family)
-    moved = (traffic if found is None else _of(found, phase)) * work.num_bytes / bandwidth
+    moved = (traffic if found is None else _of(found, phase)) * bytes_moved / bandwidth
     if measured is None:
         return total + max(work.flops / rate + attended, moved)
     if family in CONVOLUTIONS:

@@ -1,29 +1,32 @@
 """A step of many microbatches: recomputation, prefetched gathers, accumulation, pipeline stages.
 
 One microbatch of a program is walked segment by segment (what stands before the repeated blocks,
-each block, what stands after them), which gives forward and backward seconds of each. With one
-stage the microbatches follow one another; with more the segments are laid out over the stages and
-the schedule is simulated. Gradients of replicated weights travel once a step, during the last
-microbatch's backward.
+each block, what stands after them), which gives forward and backward seconds of each::
+
+    blocking messages + longer + contention x shorter of (computing, messages that run beside it)
+
+With one stage the microbatches follow one another; with more the segments are laid out over the
+stages and the schedule is simulated. Gradients of replicated weights travel once a step, during the
+last microbatch's backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil, prod
-from typing import Literal
 
-from autoshard.cluster import CollectivePrices
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph, Node
+from autoshard.kernels import Products
 from autoshard.plan import Categories, CollectiveGroup, Memory, Schedule, StepTime
-from autoshard.program import Program, shared_by
-from autoshard.search.cost import CostModel
-from autoshard.search.pipeline import Action, Chunk, Placed, simulate
+from autoshard.program import ALIASES, Program, shared_by
+from autoshard.search.cost import CostModel, Work
+from autoshard.search.pipeline import Action, Chunk, Placed, duration, simulate
 from autoshard.search.price import _Pricer
 from autoshard.search.walk import MemoryWalk, reserve_parts
+from autoshard.search.work import ATTENTION, NORMS, PRODUCTS
 from autoshard.sharding.collective import Phase
 from autoshard.sharding.layout import local_shape
 
@@ -96,9 +99,20 @@ def _is_scores(node: Node) -> bool:
 Key = tuple[tuple[int, ...], str]
 """Mesh axes and dtype: gradients that may share a bucket."""
 
-Happening = tuple[Literal["work", "message"], float] | tuple[Literal["ready"], tuple[Key, int]]
-"""Of one backward: seconds of computing, of a blocking message, or bytes of a gradient that waits
-for a bucket and is complete."""
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a segment: computing waits for it, or it runs beside the segment's computing."""
+
+    seconds: float
+    is_beside: bool
+
+
+Ready = tuple[Key, int]
+"""Bytes of a gradient that waits for a bucket and is complete."""
+
+Happening = Work | Message | Ready
+"""Of one pass through a segment, in order."""
 
 
 @dataclass(slots=True)
@@ -107,12 +121,14 @@ class Part:
 
     Attributes:
         is_block: whether it is a repeated block.
+        forward: what happens in forward.
+        backward: what happens in backward, recomputation included.
         forward_s: forward.
         backward_s: backward, recomputation included, buckets left out.
         compute_s: the part of both that is computing.
+        apart_s: what messages beside its backward add to that.
         update_s: of the optimizer, once a step.
         adding_s: of adding one microbatch's gradients to the sum.
-        happenings: its backward in order.
         groups: count, bytes and seconds of its messages, by operation, axes and phase.
         stored: bytes of parameters, gradients and optimizer state.
         kept: bytes kept for backward, for each microbatch.
@@ -121,12 +137,14 @@ class Part:
     """
 
     is_block: bool
+    forward: list[Happening] = field(default_factory=list)
+    backward: list[Happening] = field(default_factory=list)
     forward_s: float = 0.0
     backward_s: float = 0.0
     compute_s: float = 0.0
+    apart_s: float = 0.0
     update_s: float = 0.0
     adding_s: float = 0.0
-    happenings: list[Happening] = field(default_factory=list)
     groups: dict[tuple[str, tuple[str, ...], Phase], list[float]] = field(default_factory=dict)
     stored: tuple[int, int, int] = (0, 0, 0)
     kept: int = 0
@@ -152,13 +170,16 @@ class Measured:
         """The same with ``count`` blocks in a row: the second one stands for those between.
 
         Raises:
-            ValueError: fewer than three blocks here, not all in one row, or a smaller ``count``.
+            RequestError: fewer than three blocks here, not all in one row, or a smaller ``count``.
         """
         blocks = [i for i, part in enumerate(self.parts) if part.is_block]
         if len(blocks) == count:
             return self
         if len(blocks) < 3 or count < 3 or blocks != list(range(blocks[0], blocks[-1] + 1)):
-            raise ValueError(f"{len(blocks)} blocks cannot stand for {count}")
+            raise RequestError(
+                f"{len(blocks)} blocks cannot stand for {count}: give the model with as many, or "
+                f"with 3 equal ones in a row that stand for more"
+            )
         first, last = blocks[0], blocks[-1]
         middle = (self.parts[first + 1],) * (count - 2)
         parts = (*self.parts[: first + 1], *middle, *self.parts[last:])
@@ -177,23 +198,23 @@ class _Walk(_Pricer):
             for s in self.segments
         ]
         self.parts = [Part(s.is_block) for s in self.segments]
+        self._part = self.parts[0]
         self._happenings: list[Happening] = []
+        self._works: dict[object, tuple[Work, Work]] = {}
 
     def measure(self) -> Measured:
         """Walk forward and backward once, then the memory."""
         for s, part in zip(self.segments, self.parts, strict=True):
-            began, computed = self._enter(part)
+            self._enter(part, part.forward)
             for node in self.graph.nodes[s.start : s.end]:
                 self._node_forward(node)
             if part is self.parts[-1]:
                 self._edge(self.program.loss_edge, False, "forward")
-            part.forward_s, part.compute_s = self.now - began, self.compute - computed
         waits = self._waiting()
         for s, again, part in zip(
             reversed(self.segments), reversed(self.again), reversed(self.parts), strict=True
         ):
-            began, computed = self._enter(part)
-            self._happenings = part.happenings
+            self._enter(part, part.backward)
             if part is self.parts[-1]:
                 self._edge(self.program.loss_edge, True, "backward")
             nodes = self.graph.nodes[s.start : s.end]
@@ -203,15 +224,45 @@ class _Walk(_Pricer):
             for node in reversed(nodes):
                 self._waits = waits.get(node.name, [])
                 self._node_backward(node, {}, again=node.name in again)
-            part.backward_s = self.now - began
-            part.compute_s += self.compute - computed
         self._updates()
         crossing = _crossing_bytes(self.model, self.program, self.segments)
-        return Measured(tuple(self.parts), crossing, self._memory(crossing))
+        found = Measured(tuple(self.parts), crossing, self._memory(crossing))
+        return retimed(self.model, found)
 
-    def _enter(self, part: Part) -> tuple[float, float]:
-        self.groups = part.groups
-        return self.now, self.compute
+    def _enter(self, part: Part, happenings: list[Happening]) -> None:
+        self.groups, self._part, self._happenings = part.groups, part, happenings
+
+    def _node_forward(self, node: Node, phase: Phase = "forward") -> None:
+        if node.is_leaf:
+            return
+        for index in range(len(node.operands)):
+            self._edge(self.program.edges[node.name, index], False, phase)
+        self._internal(node, "forward")
+        self._happenings.append(self._done(node)[0])
+
+    def _computed_backward(self, node: Node) -> None:
+        self._internal(node, "backward")
+        self._happenings.append(self._done(node)[1])
+
+    def _done(self, node: Node) -> tuple[Work, Work]:
+        """What an operator does, forward and backward."""
+        key = (self._kind(node), self._part.is_block)
+        found = self._works.get(key)
+        if found is None:
+            found = self.model.works(node, self.program.strategies[node.name])
+            products = self.schedule.products
+            if node.family in PRODUCTS and (products == "tf32" or self._has_weight(node)):
+                found = (
+                    replace(found[0], products=products),
+                    replace(found[1], products=products),
+                )
+            self._works[key] = found
+        return found
+
+    def _has_weight(self, node: Node) -> bool:
+        """Whether it is a product of a block with a parameter: those may run in fewer bits."""
+        operands = (self.graph.by_name[o] for o in node.operands)
+        return self._part.is_block and any(o.op == "parameter" for o in operands)
 
     def _waiting(self) -> dict[str, list[tuple[Key, int]]]:
         """Gradients that wait for a bucket, by the operator whose backward completes them."""
@@ -228,13 +279,8 @@ class _Walk(_Pricer):
                     out.setdefault(node.name, []).append(((axes, parameter.dtype), size))
         return out
 
-    def _work(self, name: str, phase: Phase, seconds: float) -> None:
-        super()._work(name, phase, seconds)
-        if phase == "backward":
-            self._happenings.append(("work", seconds))
-
     def _sent(self, node: Node, sent_after: object) -> None:
-        self._happenings += [("ready", wait) for wait in self._waits]
+        self._happenings += self._waits
 
     def _message(
         self,
@@ -245,9 +291,10 @@ class _Walk(_Pricer):
         value: str,
         seconds: float,
     ) -> None:
-        super()._message(op, axes, num_bytes, phase, value, seconds)
-        if phase == "backward":
-            self._happenings.append(("message", seconds))
+        self._count(op, axes, num_bytes, phase, seconds)
+        overlapped = self.schedule.overlapped
+        beside = bool(axes) and all(self.program.axis_names[a] in overlapped for a in axes)
+        self._happenings.append(Message(seconds, beside))
 
     def _updates(self) -> None:
         """Seconds of the optimizer, and of adding one microbatch's gradients; bytes stored."""
@@ -265,6 +312,8 @@ class _Walk(_Pricer):
                     self.schedule.optimizer_shards,
                 )
                 itself, gradient, state = model.stored_bytes(node, layout)
+                if gradient and self.schedule.microbatches > 1:
+                    gradient = gradient // node.itemsize * max(node.itemsize, MASTER_BYTES)
                 for kind, size in enumerate((itself, gradient, state // shards)):
                     stored[kind] += size
                 if node.op != "parameter" or not node.differentiable:
@@ -288,6 +337,7 @@ class _Walk(_Pricer):
             for n in self.graph.nodes[s.start : s.end]
         }
         seen: set[int] = set()
+        shares = {walk.storage_of(n): share for n, share in self._kept_shares().items()}
         for name, storages in walk.saves.items():
             for storage in storages:
                 if storage in seen:
@@ -296,7 +346,7 @@ class _Walk(_Pricer):
                 if storage in walk.gathered:
                     of[name].gathered += walk.sizes[storage]
                 else:
-                    of[name].kept += walk.sizes[storage]
+                    of[name].kept += round(walk.sizes[storage] * shares.get(storage, 1.0))
         for part, again in zip(self.parts, self.again, strict=True):
             if not again:
                 continue
@@ -308,14 +358,107 @@ class _Walk(_Pricer):
                 part.kept, part.gathered = min(part.kept, entering), 0
         return walk.beyond_bytes
 
+    def _kept_shares(self) -> dict[str, float]:
+        """Of values of which less than all is kept for backward, how much is.
+
+        Fused kernels compute again what lies between two operators of theirs, and a product in
+        fewer bits keeps its operand in those.
+        """
+        by_name, out = self.graph.by_name, {}
+        bits = KEPT_BITS.get(self.schedule.products, 16)
+        blocks = [s for s in self.segments if s.is_block]
+        for s in blocks:
+            for node in self.graph.nodes[s.start : s.end]:
+                users = [by_name[name] for name in self._users(node.name)]
+                if node.is_leaf or node.op in ALIASES or not users:
+                    continue
+                if self.schedule.style == "fused" and all(map(_is_fused, (node, *users))):
+                    out[node.name] = 0.0
+                elif bits < 16 and all(u.family in PRODUCTS for u in users):
+                    out[node.name] = bits / 16
+        return out
+
+    def _users(self, name: str) -> list[str]:
+        """Operators that use a value, also through views of it."""
+        out: list[str] = []
+        for user, _ in self.graph.uses[name]:
+            out += self._users(user) if self.graph.by_name[user].op in ALIASES else [user]
+        return out
+
+
+KEPT_BITS: Mapping[Products, float] = {"fp8": 8, "mxfp8": 8.25, "nvfp4": 4.5}
+"""Bits of an element that a product keeps for backward, scales of blocks of elements included."""
+
+
+def _is_fused(node: Node) -> bool:
+    """Whether a fused program has no kernel of its own for an operator."""
+    return node.family not in (*PRODUCTS, *NORMS, ATTENTION)
+
 
 def measure(model: CostModel, program: Program, schedule: Schedule) -> Measured:
     """The figures of each segment of one microbatch."""
     return _Walk(model, program, schedule).measure()
 
 
+def retimed(model: CostModel, measured: Measured) -> Measured:
+    """The same segments with the seconds of the cost model's device."""
+    known: dict[int, Part] = {}
+    for part in measured.parts:
+        if id(part) not in known:
+            forward, there, _ = _seconds(model, part.forward)
+            backward, back, apart = _seconds(model, part.backward)
+            known[id(part)] = replace(
+                part,
+                forward_s=forward,
+                backward_s=backward,
+                compute_s=there + back,
+                apart_s=apart,
+            )
+    return replace(measured, parts=tuple(known[id(part)] for part in measured.parts))
+
+
+def _seconds(model: CostModel, happenings: Sequence[Happening]) -> tuple[float, float, float]:
+    """Seconds of a pass, those of computing, and what messages beside it add to computing."""
+    computing = waiting = beside = 0.0
+    for h in happenings:
+        if isinstance(h, Work):
+            computing += model.seconds(h)
+        elif isinstance(h, Message):
+            if h.is_beside:
+                beside += h.seconds
+            else:
+                waiting += h.seconds
+    apart = model.cluster.device.kernels.beside(computing, beside) - computing
+    return computing + waiting + apart, computing, apart
+
+
+def measured_step(model: CostModel, program: Program, schedule: Schedule) -> Measured:
+    """The figures of each segment of one microbatch of the whole model.
+
+    Raises:
+        RequestError: blocks that the graph cannot stand for.
+    """
+    found = measure(model, program, schedule)
+    if schedule.blocks is not None:
+        found = found.with_blocks(schedule.blocks)
+    again = schedule.recomputed_blocks
+    if again is None or schedule.recompute == "none":
+        return found
+    kept = measure(model, program, schedule.model_copy(update={"recompute": "none"}))
+    if schedule.blocks is not None:
+        kept = kept.with_blocks(schedule.blocks)
+    blocks = sum(part.is_block for part in found.parts)
+    parts, block = [], 0
+    for whole, part in zip(kept.parts, found.parts, strict=True):
+        # Spread evenly: a recomputed one wherever the share passes the next whole number.
+        chosen = part.is_block and (block + 1) * again // blocks > block * again // blocks
+        parts.append(part if chosen else whole)
+        block += part.is_block
+    return replace(found, parts=tuple(parts))
+
+
 def buckets(
-    parts: Sequence[Part], bucket_bytes: int, prices: CollectivePrices
+    parts: Sequence[Part], bucket_bytes: int, model: CostModel
 ) -> tuple[float, list[tuple[tuple[int, ...], int, float]]]:
     """(seconds that fused gradients add to the last backward, (axes, bytes, seconds) of each).
 
@@ -326,10 +469,10 @@ def buckets(
     last: dict[Key, tuple[int, int]] = {}
     order = range(len(parts) - 1, -1, -1)
     for i in order:
-        for j, happening in enumerate(parts[i].happenings):
-            if happening[0] != "ready":
+        for j, happening in enumerate(parts[i].backward):
+            if not isinstance(happening, tuple):
                 continue
-            key, size = happening[1]
+            key, size = happening
             filled[key] = filled.get(key, 0) + size
             last[key] = i, j
             if filled[key] >= bucket_bytes:
@@ -341,20 +484,26 @@ def buckets(
     now = link = steady = 0.0
     messages: list[tuple[tuple[int, ...], int, float]] = []
     memo: dict[tuple[tuple[int, ...], int], float] = {}
+    seconds = {
+        id(part): [model.seconds(h) if isinstance(h, Work) else 0.0 for h in part.backward]
+        for part in {id(part): part for part in parts}.values()
+    }
     for i in order:
-        for j, happening in enumerate(parts[i].happenings):
-            if happening[0] == "work":
-                now += happening[1]
-                steady += happening[1]
-            elif happening[0] == "message":
-                now = link = max(now, link) + happening[1]
-                steady += happening[1]
-            else:
-                for (axes, _), size in sent.get((i, j), ()):
+        for j, (happening, computing) in enumerate(
+            zip(parts[i].backward, seconds[id(parts[i])], strict=True)
+        ):
+            now += computing
+            if isinstance(happening, Message):
+                if not happening.is_beside:
+                    now = link = max(now, link) + happening.seconds
+            elif (i, j) in sent:
+                for (axes, _), size in sent[i, j]:
                     if (axes, size) not in memo:
-                        memo[axes, size] = prices("all_reduce", axes, size)
+                        memo[axes, size] = model.prices("all_reduce", axes, size)
                     messages.append((axes, size, memo[axes, size]))
                     link = max(now, link) + memo[axes, size]
+        now += parts[i].apart_s
+        steady += parts[i].backward_s
     return max(now, link) - steady, messages
 
 
@@ -367,8 +516,8 @@ class Step:
         memory: of the fullest stage.
         collectives: as one device of an average stage issues them, grouped; what goes from stage
             to stage is ``send``.
-        timeline: every task of every stage; what follows the last are exposed gradients and the
-            optimizer.
+        timeline: every task of every stage, where asked for; what follows the last are exposed
+            gradients and the optimizer.
         chunks: what a task of each chunk of the model costs.
         bounds: of each chunk the number of its first segment, and their number at the end.
         late_s: exposed seconds of the gradients that travel once a step.
@@ -390,17 +539,22 @@ class Step:
 
 
 def price_step(
-    model: CostModel, program: Program, schedule: Schedule, memory_limit: int | None = None
+    model: CostModel,
+    program: Program,
+    schedule: Schedule,
+    memory_limit: int | None = None,
+    *,
+    timeline: bool = False,
 ) -> Step:
     """The figures of a step of ``schedule``; the program is that of one microbatch.
 
-    ``model`` is of the devices of one stage.
+    ``model`` is of the devices of one stage; every task is listed where ``timeline`` asks for it.
 
     Raises:
         RequestError: more stages than blocks, or a schedule that cannot be.
     """
-    found = measure(model, program, schedule)
-    return compose(model, program, schedule, found, memory_limit)
+    found = measured_step(model, program, schedule)
+    return compose(model, program, schedule, found, memory_limit, timeline=timeline)
 
 
 def compose(
@@ -409,10 +563,12 @@ def compose(
     schedule: Schedule,
     measured: Measured,
     memory_limit: int | None = None,
+    *,
+    timeline: bool = False,
 ) -> Step:
     """The figures of a step whose segments are ``measured``; see :func:`price_step`."""
     parts, m, p = measured.parts, schedule.microbatches, schedule.stages
-    exposed, fused = buckets(parts, program.bucket_bytes, model.prices)
+    exposed, fused = buckets(parts, program.bucket_bytes, model)
     sums = [part.adding_s if m > 1 else 0.0 for part in parts]
     bounds = chunk_bounds(
         [part.is_block for part in parts],
@@ -430,11 +586,14 @@ def compose(
         )
         for run in runs
     ]
+    placed: list[Placed] = []
     if p == 1:
-        timeline = _in_turn(chunks, m)
+        placed = _in_turn(chunks, m) if timeline else []
         done = m * sum(c.forward_s + c.backward_s for c in chunks)
+    elif timeline:
+        done, placed = simulate(schedule.order, chunks, p, m)
     else:
-        done, timeline = simulate(schedule.order, chunks, p, m)
+        done = duration(schedule.order, chunks, p, m)
     by_stage = [sum(parts[i].update_s for run in runs[rank::p] for i in run) for rank in range(p)]
     slowest, whole = max(by_stage), sum(part.update_s for part in parts)
     late = exposed * (slowest / whole if whole else 1.0)
@@ -471,7 +630,7 @@ def compose(
         ),
         memory=_memory(model, schedule, measured, runs, memory_limit),
         collectives=tuple(groups),
-        timeline=tuple(timeline),
+        timeline=tuple(placed),
         chunks=tuple(chunks),
         bounds=tuple(bounds),
         late_s=late,
@@ -618,7 +777,8 @@ def chunk_bounds(is_block: Sequence[bool], seconds: Sequence[float], chunks: int
     """
     blocks = [i for i, repeated in enumerate(is_block) if repeated]
     count = len(blocks)
-    if chunks > max(1, count):
+    ends = count > 0 and (count + 2) % chunks == 0
+    if chunks > max(1, count) and not ends:
         raise RequestError(
             f"the model has {count} repeated blocks, which cannot fill {chunks} stages; use "
             f"pipeline and virtual stages whose product is at most {count}"
@@ -628,9 +788,10 @@ def chunk_bounds(is_block: Sequence[bool], seconds: Sequence[float], chunks: int
     if count % chunks == 0:
         each = count // chunks
         firsts = [blocks[i * each] for i in range(chunks)]
-    elif count and (count + 2) % chunks == 0 and chunks > 1:
+    elif ends:
         each = (count + 2) // chunks
-        firsts = [blocks[0]] + [blocks[i * each - 1] for i in range(1, chunks)]
+        starts = [*blocks, blocks[-1] + 1]
+        firsts = [blocks[0]] + [starts[i * each - 1] for i in range(1, chunks)]
     else:
         firsts = _balanced(seconds, chunks)
     return [0, *firsts[1:], len(is_block)]
@@ -642,7 +803,7 @@ def _balanced(seconds: Sequence[float], chunks: int) -> list[int]:
     total = [0.0]
     for s in seconds:
         total.append(total[-1] + s)
-    best = [total[i] for i in range(n + 1)]
+    best = [float("inf"), *total[1:]]  # no chunk is empty
     cuts: list[list[int]] = []
     for _ in range(1, chunks):
         new, cut = [float("inf")] * (n + 1), [0] * (n + 1)

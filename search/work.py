@@ -103,7 +103,7 @@ def passes(
             scores = prod(shapes[0][:-1]) * shapes[1][-2] * node.itemsize
             drawn = prod(node.shape[:-1]) * shapes[1][-2] * node.itemsize
         back = Pass(
-            attention_flops=ATTENTION_BACKWARD * flops,
+            attention_backward_flops=ATTENTION_BACKWARD * flops,
             num_bytes=2.0 * moved,
             scores_bytes=scores,
             launches=2,

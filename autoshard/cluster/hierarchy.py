@@ -24,6 +24,8 @@ _FALLBACK_DTYPES = {
     "float16": ("bfloat16", "float32"),
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
+    "mxfp8": ("float8_e4m3fn", "bfloat16", "float16", "float32"),
+    "nvfp4": ("mxfp8", "float8_e4m3fn", "bfloat16", "float16", "float32"),
 }
 
 
@@ -108,11 +110,19 @@ class Cluster:
 
     def flops_per_second(self, dtype: str) -> float:
         """Sustained rate of matrix products in ``dtype``; other dtypes count as float32."""
-        peaks = self.device.peak_flops_per_second
+        name = self._peak(dtype)
+        return self.device.peak_flops_per_second[name] * self.efficiency(dtype)
+
+    def efficiency(self, dtype: str) -> float:
+        """Share of the peak in ``dtype`` that a large matrix product sustains."""
+        return self.device.efficiencies.get(self._peak(dtype), self.device.efficiency)
+
+    def _peak(self, dtype: str) -> str:
+        """The dtype whose peak counts for ``dtype``."""
         for name in (dtype, *_FALLBACK_DTYPES.get(dtype, ())):
-            if name in peaks:
-                return peaks[name] * self.device.efficiency
-        return peaks["float32"] * self.device.efficiency
+            if name in self.device.peak_flops_per_second:
+                return name
+        return "float32"
 
     @property
     def copy_bytes_per_second(self) -> float:
@@ -211,6 +221,7 @@ class Cluster:
                 "memory_efficiency": self.device.memory_efficiency,
                 "launch_s": self.device.launch_s,
                 "kernels": self.device.kernels.to_json(),
+                "efficiencies": dict(self.device.efficiencies),
                 **({} if measured is None else {"measured": measured.to_json()}),
             },
             "tiers": {tier.name: tier_document(tier) for tier in self.tiers},

@@ -33,6 +33,7 @@ class Device:
         memory_efficiency: share of that which a long copy sustains.
         launch_s: least seconds of one operator, launch included.
         kernels: what shapes do to the rates above.
+        efficiencies: shares of the peak by dtype, where another than ``efficiency``.
         measured: what ``autoshard calibrate`` found; None: it was not run there.
     """
 
@@ -45,6 +46,7 @@ class Device:
     memory_efficiency: float
     launch_s: float
     kernels: Kernels = field(default_factory=Kernels)
+    efficiencies: Mapping[str, float] = field(default_factory=dict)
     measured: Measured | None = None
 
 

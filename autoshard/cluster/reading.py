@@ -68,6 +68,7 @@ def read(document: object) -> dict[str, Any]:
             memory_efficiency=_float("memory_efficiency", device),
             launch_s=_float("launch_s", device, zero=True),
             kernels=Kernels.from_json(device.get("kernels", {})),
+            efficiencies=_efficiencies(device.get("efficiencies", {})),
             measured=Measured.from_json(device["measured"]) if "measured" in device else None,
         ),
         # Sorted, since JSON objects have no order: the one without a bound is the outermost.
@@ -237,6 +238,14 @@ def _section(values: Mapping[str, Any], name: str, optional: bool = False) -> di
 def _where(name: str, values: Mapping[str, Any]) -> str:
     section = values.get("", "")
     return f"{section}.{name}" if section else name
+
+
+def _efficiencies(found: object) -> dict[str, float]:
+    if not isinstance(found, Mapping):
+        raise RequestError(
+            f"device.efficiencies must be a section of shares by dtype, found {found!r}"
+        )
+    return {str(k): _number(f"device.efficiencies.{k}", v) for k, v in found.items()}
 
 
 def _number(where: str, value: object, zero: bool = False) -> float:

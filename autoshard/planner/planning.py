@@ -16,6 +16,7 @@ from autoshard.planner.document import boundaries, idle_devices, label, tensor_d
 from autoshard.planner.plan import Plan
 from autoshard.planner.progress import Progress, reporter
 from autoshard.planner.request import (
+    CONTEXT,
     check_sizes,
     check_strategy,
     resolve_cluster,
@@ -207,6 +208,10 @@ def estimate(
     virtual_stages: int = 1,
     kernels: str = "eager",
     shard_optimizer: bool = False,
+    overlapped: Sequence[str] = (),
+    products: str = "native",
+    blocks: int | None = None,
+    recomputed_blocks: int | None = None,
     seed: int = 0,
     captured: Captured | None = None,
     progress: bool | Callable[[str], None] | None = True,
@@ -218,14 +223,16 @@ def estimate(
     Args:
         model: see :func:`optimize`.
         example_inputs: see there; of one microbatch.
-        mesh: axis sizes; ``pipeline`` says how many stages.
+        mesh: axis sizes; ``pipeline`` says how many stages, ``context`` how many devices share the
+            tokens of a sample.
         cluster: see there.
         devices: see there.
         global_batch: samples of one step, all microbatches.
         seq_len: see there.
         dtype: see there.
         optimizer: see there.
-        strategy: see there.
+        strategy: see there; ``data+tensor`` and ``fsdp+tensor`` are ``hybrid`` with parameters
+            whole along the data axis, or cut.
         memory_limit_bytes: see there.
         seed: see there.
         progress: see there.
@@ -238,6 +245,13 @@ def estimate(
         virtual_stages: chunks of the model on each stage.
         kernels: ``eager``, ``autocast`` or ``fused``: how operators between products are run.
         shard_optimizer: whether the data axis shares the optimizer's state and work (ZeRO 1).
+        overlapped: axes (``data``, ``context``, ``model``) whose messages run beside the computing
+            of the block that they belong to, as prefetched gathers of FSDP do.
+        products: ``tf32`` for products of float32; ``fp8``, ``mxfp8`` or ``nvfp4`` for products of
+            blocks with their weights; ``native``: the dtype of the operands.
+        blocks: repeated blocks of the model, where it was given with fewer, 3 at least: the others
+            are priced like the one in the middle.
+        recomputed_blocks: how many blocks ``recompute`` is of, spread evenly; None: all.
         captured: the model, if at hand; of one microbatch.
 
     Raises:
@@ -251,6 +265,10 @@ def estimate(
         recompute=recompute,
         kernels=kernels,
         shard_optimizer=shard_optimizer,
+        overlapped=tuple(overlapped),
+        products=products,
+        blocks=blocks,
+        recomputed_blocks=recomputed_blocks,
     )
     check_sizes(micro_batch=micro_batch, virtual_stages=virtual_stages, global_batch=global_batch)
     whole, _ = resolve_cluster(cluster, devices)
@@ -260,7 +278,7 @@ def estimate(
     ).on_stage(sizes, stages)
     assert request.mesh is not None
     axes = dict(zip(request.mesh.axis_names, request.mesh.sizes, strict=True))
-    chosen, batch = schedule_of(execution, stages, axes["data"], global_batch)
+    chosen, batch = schedule_of(execution, stages, axes["data"], global_batch, axes.get(CONTEXT, 1))
     captured = captured or request.capture(model, example_inputs, batch, seq_len, dtype)
     from autoshard.search import Configuration
 
@@ -346,6 +364,9 @@ def scheduled(
     from autoshard.search.step import price_step
 
     program = solution.program
+    if "fsdp" in solution.uses:
+        # What is gathered lives as long as its block: a step of many parts keeps none of it.
+        program = program.regathering()
     model = CostModel(
         program.graph,
         cluster,
@@ -357,7 +378,12 @@ def scheduled(
     )
     step = price_step(model, program, schedule, limit)
     return replace(
-        solution, step_time=step.step_time, memory=step.memory, collectives=step.collectives
+        solution,
+        program=program,
+        regather=program.regather,
+        step_time=step.step_time,
+        memory=step.memory,
+        collectives=step.collectives,
     )
 
 

@@ -15,8 +15,14 @@ AXES = ("data", "model")
 """Axes that this version plans over, outermost first."""
 
 SHORT_AXES = {"dp": "data", "tp": "model", "pp": "pipeline", "cp": "context", "ep": "expert"}
+CONTEXT = "context"
+"""Axis that cuts the tokens of each sample; priced where a mesh names it, not searched."""
+
 ALL_AXES = ("pipeline", "data", "model", "context", "expert")
 STRATEGIES = ("auto", "data", "fsdp", "tensor", "hybrid")
+BOTH = ("data+tensor", "fsdp+tensor")
+"""Strategies that say what both axes are for; priced where asked for, not searched."""
+
 DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -82,20 +88,21 @@ def resolve_mesh(mesh: str | Mapping[str, int] | None, devices: int) -> MeshDocu
             raise MeshError(f"mesh {mesh!r}: axis {name!r} has size {size!r}; sizes are 1, 2, ...")
         if axis in named:
             raise MeshError(f"mesh {mesh!r} names axis {axis!r} twice")
-        if axis not in AXES and size > 1:
+        if axis not in (*AXES, CONTEXT) and size > 1:
             raise MeshError(
                 f"mesh {mesh!r}: axis {axis!r} (size {size}) is not planned yet; "
                 f"this version plans over {' and '.join(AXES)}"
             )
         named[axis] = size
-    out = tuple(named.get(axis, 1) for axis in AXES)
+    axes = AXES if named.get(CONTEXT, 1) == 1 else (AXES[0], CONTEXT, *AXES[1:])
+    out = tuple(named.get(axis, 1) for axis in axes)
     if prod(out) != devices:
         raise MeshError(
             f"mesh {mesh!r} has {' x '.join(map(str, out))} = {prod(out)} devices, the cluster "
             f"has {devices}; data x model may be "
             + ", ".join(f"{d}x{devices // d}" for d in _divisors(devices))
         )
-    return MeshDocument(axis_names=AXES, sizes=out)
+    return MeshDocument(axis_names=axes, sizes=out)
 
 
 def read_mesh(text: str) -> dict[str, int]:
@@ -125,9 +132,9 @@ def check_strategy(strategy: str) -> str:
     """The strategy, checked.
 
     Raises:
-        UnknownNameError: not one of ``STRATEGIES``.
+        UnknownNameError: not one of ``STRATEGIES``, nor of ``BOTH``.
     """
-    if strategy not in STRATEGIES:
+    if strategy not in (*STRATEGIES, *BOTH):
         raise UnknownNameError("strategy", strategy, STRATEGIES)
     return strategy
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoshard.errors import MeshError, RequestError, UnknownNameError
+from autoshard.kernels import PRODUCTS, STYLES
 from autoshard.plan import Schedule
 from autoshard.planner.request import SHORT_AXES, read_mesh
 
@@ -13,7 +14,7 @@ PIPELINE = "pipeline"
 
 ORDERS = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 RECOMPUTE = ("none", "selective", "full", "reentrant")
-STYLES = ("eager", "autocast", "fused")
+OVERLAPPED = ("data", "context", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,10 @@ class Execution:
         recompute: see :class:`autoshard.plan.Schedule`.
         kernels: see ``Schedule.style``.
         shard_optimizer: whether the data axis shares the optimizer's state (ZeRO 1).
+        overlapped: see ``Schedule.overlapped``.
+        products: see ``Schedule.products``.
+        blocks: see ``Schedule.blocks``.
+        recomputed_blocks: see ``Schedule.recomputed_blocks``.
     """
 
     micro_batch: int | None = None
@@ -36,6 +41,10 @@ class Execution:
     recompute: str = "none"
     kernels: str = "eager"
     shard_optimizer: bool = False
+    overlapped: tuple[str, ...] = ()
+    products: str = "native"
+    blocks: int | None = None
+    recomputed_blocks: int | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -45,6 +54,11 @@ class Execution:
             raise UnknownNameError("recomputation", self.recompute, RECOMPUTE)
         if self.kernels not in STYLES:
             raise UnknownNameError("style of kernels", self.kernels, STYLES)
+        if self.products not in PRODUCTS:
+            raise UnknownNameError("dtype of products", self.products, PRODUCTS)
+        for name in self.overlapped:
+            if name not in OVERLAPPED:
+                raise UnknownNameError("axis whose messages overlap", name, OVERLAPPED)
 
 
 def without_pipeline(mesh: str | Mapping[str, int], devices: int) -> tuple[dict[str, int], int]:
@@ -65,7 +79,7 @@ def without_pipeline(mesh: str | Mapping[str, int], devices: int) -> tuple[dict[
 
 
 def schedule_of(
-    execution: Execution, stages: int, data: int, global_batch: int | None
+    execution: Execution, stages: int, data: int, global_batch: int | None, context: int = 1
 ) -> tuple[Schedule, int | None]:
     """The schedule, and the samples of one microbatch over all devices of a stage.
 
@@ -96,7 +110,11 @@ def schedule_of(
         order=order,
         recompute=execution.recompute,
         style=execution.kernels,
-        optimizer_shards=data if execution.shard_optimizer else 1,
+        optimizer_shards=data * context if execution.shard_optimizer else 1,
+        overlapped=execution.overlapped,
+        products=execution.products,
+        blocks=execution.blocks,
+        recomputed_blocks=execution.recomputed_blocks,
     )
     if schedule.stages > 1 or schedule.virtual_stages > 1:
         from autoshard.search.pipeline import check

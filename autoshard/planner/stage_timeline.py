@@ -84,7 +84,7 @@ def repriced(program: Program, plan: PlanDocument) -> Step:
         program.resharder,
         plan.schedule.style,
     )
-    return price_step(model, program, plan.schedule, plan.memory.limit_bytes)
+    return price_step(model, program, plan.schedule, plan.memory.limit_bytes, timeline=True)
 
 
 def _names(program: Program, step: Step) -> list[str]:

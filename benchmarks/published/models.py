@@ -65,12 +65,13 @@ class Attention(nn.Module):
         if self.rotary:
             cos, sin = _angles(s, self.size, x)
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        if self.kv_heads != self.heads:
-            k = k.repeat_interleave(self.heads // self.kv_heads, 1)
-            v = v.repeat_interleave(self.heads // self.kv_heads, 1)
+        grouped = self.kv_heads != self.heads
         if self.fused:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=grouped)
         else:
+            if grouped:
+                k = k.repeat_interleave(self.heads // self.kv_heads, 1)
+                v = v.repeat_interleave(self.heads // self.kv_heads, 1)
             scores = q @ k.transpose(2, 3) * self.size**-0.5
             if mask is not None:
                 scores = scores + mask

@@ -33,6 +33,7 @@ def test_the_known_presets() -> None:
         "ascend-cloudmatrix384",
         "b200",
         "gb200",
+        "gb300",
         "h100",
         "h200",
         "local",

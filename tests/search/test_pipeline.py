@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules
 
 from autoshard.errors import RequestError
-from autoshard.search.pipeline import ORDERS, Action, Chunk, actions, simulate
+from autoshard.search.pipeline import ORDERS, Action, Chunk, Order, actions, duration, simulate
 
 F, B, W = 1.0, 2.0, 0.9
 
@@ -73,7 +73,7 @@ def test_interleaved_order_is_that_of_torch(stages: int, virtual: int, microbatc
     if microbatches % max(1, microbatches // stages):
         pytest.skip("no such schedule")
     ours = actions("interleaved", stages, virtual, microbatches)
-    assert ours == _torch_order(stages, virtual, microbatches)
+    assert [list(rank) for rank in ours] == _torch_order(stages, virtual, microbatches)
 
 
 ORDERS_AND_VIRTUAL = st.sampled_from(ORDERS).flatmap(
@@ -135,3 +135,25 @@ def test_what_does_not_divide_is_refused_with_what_would() -> None:
         actions("interleaved", 4, 2, 9 + 2)
     with pytest.raises(RequestError, match="interleaved"):
         actions("1f1b", 4, 2, 8)
+
+
+@given(
+    st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("gpipe", 1)]),
+    st.integers(2, 5),
+    st.integers(1, 12),
+    st.lists(st.floats(0.9, 1.1), min_size=15, max_size=15),
+)
+@settings(max_examples=40, deadline=None)
+def test_long_steps_are_priced_without_every_action(
+    kind: tuple[Order, int], stages: int, rounds: int, uneven: list[float]
+) -> None:
+    order, virtual = kind
+    equal = [Chunk(1.0, 2.0)] * (stages * virtual)
+    m = rounds * stages
+    assert duration(order, equal, stages, m) == pytest.approx(
+        simulate(order, equal, stages, m)[0], rel=1e-9
+    )
+    other = [Chunk(u, 2 * u, send_s=0.01) for u in uneven[: stages * virtual]]
+    assert duration(order, other, stages, m) == pytest.approx(
+        simulate(order, other, stages, m)[0], rel=0.06
+    )

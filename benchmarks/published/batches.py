@@ -1,0 +1,87 @@
+"""A model's graph at any batch, from captures at two.
+
+Every size in a graph (of a value, an attribute, a count of operations) is a constant plus a
+multiple of the batch: the same nodes at two batches say both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from autoshard.analyzer import Captured
+from autoshard.graph import Constant, ModelGraph, Node
+
+BATCHES = (2, 3)
+"""Batches that are captured: small, and neither the 1 that broadcasts."""
+
+
+class ByBatch:
+    """Captures of one model.
+
+    Args:
+        capture: the model at a batch.
+    """
+
+    def __init__(self, capture: Callable[[int], Captured]) -> None:
+        self.first, self.second = (capture(batch) for batch in BATCHES)
+
+    def at(self, batch: int) -> Captured:
+        """The model at ``batch``.
+
+        Raises:
+            ValueError: the two captures differ in more than sizes.
+        """
+        return replace(
+            self.first,
+            graph=_graph(self.first.graph, self.second.graph, batch - BATCHES[0]),
+            module=None,
+            source=None,
+            call=None,
+        )
+
+
+def _graph(one: ModelGraph, two: ModelGraph, more: int) -> ModelGraph:
+    if len(one.nodes) != len(two.nodes) or len(one.constants) != len(two.constants):
+        raise ValueError(f"graph {one.name} has other nodes at another batch")
+    return replace(
+        one,
+        nodes=tuple(_item(a, b, more) for a, b in zip(one.nodes, two.nodes, strict=True)),
+        constants=tuple(
+            _item(a, b, more) for a, b in zip(one.constants, two.constants, strict=True)
+        ),
+        batch=_number(one.batch, two.batch, more),
+    )
+
+
+def _item(a: Any, b: Any, more: int) -> Any:
+    """A node or constant."""
+    if a.name != b.name or a.op != b.op or a.operands != b.operands:
+        raise ValueError(f"{a.name} is another operator at another batch")
+    changed: dict[str, Any] = {}
+    if a.shape != b.shape:
+        changed["shape"] = _value(a.shape, b.shape, more)
+    if a.attrs != b.attrs:
+        changed["attrs"] = {k: _value(v, b.attrs[k], more) for k, v in a.attrs.items()}
+    if isinstance(a, Node):
+        for name in ("flops_forward", "flops_backward", "saved_extra_bytes"):
+            if getattr(a, name) != getattr(b, name):
+                changed[name] = _number(getattr(a, name), getattr(b, name), more)
+    else:
+        assert isinstance(a, Constant)
+    return replace(a, **changed) if changed else a
+
+
+def _value(a: Any, b: Any, more: int) -> Any:
+    if a == b:
+        return a
+    if isinstance(a, tuple):
+        return tuple(_value(x, y, more) for x, y in zip(a, b, strict=True))
+    return _number(a, b, more)
+
+
+def _number(a: int, b: int, more: int) -> int:
+    if type(a) is not int or type(b) is not int:
+        raise ValueError(f"{a!r} becomes {b!r} at another batch")
+    return a + (b - a) // (BATCHES[1] - BATCHES[0]) * more

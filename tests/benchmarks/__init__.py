@@ -1,0 +1,1 @@
+"""Benchmarks whose figures the documentation gives."""
