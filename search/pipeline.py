@@ -26,6 +26,9 @@ from autoshard.errors import RequestError
 Order = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
 ORDERS: tuple[Order, ...] = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
+EXACT_TASKS = 8192
+"""Chunks times microbatches up to which every action of a step is simulated."""
+
 FULL_ROUNDS = 3
 """Rounds of microbatches after which a pipeline is taken to be full."""
 
@@ -224,7 +227,8 @@ def duration(order: Order, chunks: Sequence[Chunk], stages: int, microbatches: i
     """
     short = FULL_ROUNDS * stages + microbatches % stages
     if (
-        microbatches <= short
+        len(chunks) * microbatches <= EXACT_TASKS
+        or microbatches <= short
         or order == "gpipe"
         or (order == "interleaved" and microbatches % stages)
     ):

@@ -312,8 +312,6 @@ class _Walk(_Pricer):
                     self.schedule.optimizer_shards,
                 )
                 itself, gradient, state = model.stored_bytes(node, layout)
-                if gradient and self.schedule.microbatches > 1:
-                    gradient = gradient // node.itemsize * max(node.itemsize, MASTER_BYTES)
                 for kind, size in enumerate((itself, gradient, state // shards)):
                     stored[kind] += size
                 if node.op != "parameter" or not node.differentiable:

@@ -147,6 +147,8 @@ def test_what_does_not_divide_is_refused_with_what_would() -> None:
 def test_long_steps_are_priced_without_every_action(
     kind: tuple[Order, int], stages: int, rounds: int, uneven: list[float]
 ) -> None:
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr("autoshard.search.pipeline.EXACT_TASKS", 0)
     order, virtual = kind
     equal = [Chunk(1.0, 2.0)] * (stages * virtual)
     m = rounds * stages
@@ -157,3 +159,4 @@ def test_long_steps_are_priced_without_every_action(
     assert duration(order, other, stages, m) == pytest.approx(
         simulate(order, other, stages, m)[0], rel=0.06
     )
+    monkeypatch.undo()
