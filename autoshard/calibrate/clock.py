@@ -68,7 +68,8 @@ class Clock:
 
         The machine's speed drifts; two windows that follow each other have the same.
         """
-        return median(b - a for a, b in zip(*self._windows((call, more)), strict=True))
+        without, with_more = self._windows((call, more))
+        return median([b - a for a, b in zip(without, with_more, strict=True)])
 
     def _windows(self, calls: Sequence[Callable[[], object]]) -> list[list[float]]:
         counts = []

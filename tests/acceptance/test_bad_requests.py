@@ -61,7 +61,11 @@ CASES = {
     "unknown preset": (["plan", "lama-3-8b"], "llama-3-8b"),
     "unknown cluster": (["plan", "gpt2", "--cluster", "h10"], "h100"),
     "unknown axis": (["estimate", "gpt2", "--mesh", "dta=4", "--devices", "4"], "data"),
-    "pipeline": (["estimate", "gpt2", "--mesh", "pp=4", "--devices", "4"], "not planned yet"),
+    "stages": (["estimate", "gpt2", "--mesh", "pp=3", "--devices", "4"], "it may be 1, 2, 4"),
+    "more stages than blocks": (
+        ["estimate", "gpt2", "--mesh", "pp=16", "--devices", "16", "--global-batch", "64"],
+        "12 repeated blocks",
+    ),
     "unreadable mesh": (["estimate", "gpt2", "--mesh", "4x2"], "write it as data=4,model=8"),
     "wrong product": (["estimate", "gpt2", "--mesh", "dp=3", "--devices", "4"], "3 devices"),
     "unknown dtype": (["plan", "gpt2", "--dtype", "fp3"], "fp32"),
