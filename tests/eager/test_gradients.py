@@ -44,11 +44,11 @@ def square(model, x):
 
 
 def test_many_gradients_are_few_messages_sent_before_backward_ends() -> None:
-    cuts = [layout((8, 128), "data", mesh=DATA)]
-    collectives = check(square, Stack(50, 128), torch.randn(8, 128), cuts=cuts, mesh=DATA)
+    cuts = [layout((8, 256), "data", mesh=DATA)]
+    collectives = check(square, Stack(50, 256), torch.randn(8, 256), cuts=cuts, mesh=DATA)
     backward = [c for c in collectives if c.phase == "backward"]
-    assert len(backward) == 2
-    assert sum(c.num_bytes for c in backward) == 50 * (128 * 128 + 128) * 8
+    assert 2 <= len(backward) <= 4
+    assert sum(c.num_bytes for c in backward) == 50 * (256 * 256 + 256) * 8
 
 
 def test_gradients_that_start_longer_than_they_travel_are_one_message() -> None:
