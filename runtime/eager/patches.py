@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -229,10 +229,26 @@ def _zero_grad() -> None:
 
 @contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Compiled code runs as it was written; tracing would go through the mode."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    stance: Any = torch.compiler.set_stance("force_eager")
-    with stance:
+    """Compiled code runs as it was written; tracing would go through the mode.
+
+    Where the compiler is not loaded yet, that is said once somebody asks for it.
+    """
+    original = torch.compile
+    with ExitStack() as stack:
+
+        def run_as_written() -> None:
+            stance: Any = torch.compiler.set_stance("force_eager")
+            stack.enter_context(stance)
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            torch.compile = original
+            run_as_written()
+            return original(*args, **kwargs)
+
+        if "torch._dynamo" in sys.modules:
+            run_as_written()
+        else:
+            torch.compile = compile
+            stack.callback(setattr, torch, "compile", original)
         yield
