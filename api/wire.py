@@ -106,6 +106,9 @@ class DeviceDocument(Body):
         json_schema_extra={"required": ["float32"], "properties": {"float32": _POSITIVE}},
     )
     efficiency: Positive
+    efficiencies: dict[Annotated[str, Field(max_length=40)], Positive] = Field(
+        default_factory=dict, max_length=100, description="by dtype, where it is another"
+    )
     memory_bytes: Whole = Field(ge=1, le=LARGEST)
     memory_bytes_per_second: Positive
     memory_efficiency: Positive
