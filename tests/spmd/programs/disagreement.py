@@ -24,7 +24,7 @@ def tell_threads():
     end = time.monotonic() + 5.0
     while group_threads() and time.monotonic() < end:  # one that has ended is listed for a moment
         time.sleep(0.01)
-    print("left:", group_threads())
+    print(f"left: {group_threads()}\n", end="", flush=True)
 
 
 import torch  # noqa: E402
