@@ -147,8 +147,9 @@ class Exchange:
     def __init__(self, pair: Pair, buffer: torch.Tensor, reduction: str) -> None:
         self._pair, self._buffer, self._reduction = pair, buffer, reduction
         num_bytes = buffer.numel() * buffer.element_size()
-        self._read = torch.empty(_SIZE.size + num_bytes, dtype=torch.uint8)
-        self.rest = memoryview(self._read.numpy())  # type: ignore[arg-type]
+        # No tensor: what a transport holds for itself is not of the step's own memory.
+        self._read = bytearray(_SIZE.size + num_bytes)
+        self.rest = memoryview(self._read)
         self.is_sent = False
         self._is_sized = False
         self._is_done = False
@@ -168,7 +169,7 @@ class Exchange:
         num_bytes = len(self._read) - _SIZE.size
         if not self._is_sized and len(self.rest) <= num_bytes:
             self._is_sized = True
-            (size,) = _SIZE.unpack(bytes(self._read[: _SIZE.size].tolist()))
+            (size,) = _SIZE.unpack_from(self._read)
             if size != num_bytes:
                 raise RuntimeError(
                     f"this rank sums {num_bytes} bytes with rank {self._pair.other}, which sums "
@@ -181,7 +182,10 @@ class Exchange:
             return
         self._pair.finish(self)
         self._is_done = True
-        other = self._read[_SIZE.size :].view(self._buffer.dtype)
+        if not self._buffer.numel():
+            return
+        dtype = self._buffer.dtype
+        other = torch.frombuffer(self._read, dtype=dtype, offset=_SIZE.size)
         with torch.no_grad():
             _COMBINE[self._reduction](self._buffer, other)
 

@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autoshard.planner.altered import what_if
     from autoshard.planner.checking import analyze, validate
+    from autoshard.planner.fewest import smallest
     from autoshard.planner.foreign import from_export
     from autoshard.planner.plan import Plan
     from autoshard.planner.planning import estimate, optimize
-    from autoshard.planner.smallest import smallest
-    from autoshard.planner.what_if import what_if
 
 _HOME = {
     "Plan": "autoshard.planner.plan",
@@ -22,9 +22,9 @@ _HOME = {
     "estimate": "autoshard.planner.planning",
     "from_export": "autoshard.planner.foreign",
     "optimize": "autoshard.planner.planning",
-    "smallest": "autoshard.planner.smallest",
+    "smallest": "autoshard.planner.fewest",
     "validate": "autoshard.planner.checking",
-    "what_if": "autoshard.planner.what_if",
+    "what_if": "autoshard.planner.altered",
 }
 
 __all__ = [

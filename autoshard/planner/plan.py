@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from autoshard.analyzer import Captured
     from autoshard.exports import Export
-    from autoshard.planner.what_if import WhatIf
+    from autoshard.planner.altered import WhatIf
     from autoshard.planner.why_not import WhyNot
     from autoshard.program import Program
     from autoshard.runtime.lower import LoweredModule
@@ -95,7 +95,7 @@ class Plan(PlanDocument):
         Raises:
             RequestError: a change is wrong, or no model is at hand.
         """
-        from autoshard.planner.what_if import what_if
+        from autoshard.planner.altered import what_if
 
         return what_if(
             self.model.source or self.model.name,

@@ -9,7 +9,7 @@ from typing import Any
 from autoshard.answers import Outcome
 from autoshard.errors import ValidationError
 from autoshard.plan import MeshDocument
-from autoshard.planner.what_if import WhatIf
+from autoshard.planner.altered import WhatIf
 from autoshard.validation.report import (
     CaptureCheck,
     CollectiveCheck,
