@@ -11,7 +11,7 @@ of messages (forward and backward) plus share of the operator's roofline win.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from autoshard.cluster import Cluster
@@ -84,9 +84,7 @@ class Chooser:
     ) -> None:
         self.mesh = mesh
         devices = prod(mesh)
-        # By the law of each message: that gloo's reduce_scatter costs more than its all_reduce is
-        # gloo's affair, and a program sends the same messages whatever carries them.
-        self.cluster = cluster or replace(Cluster.preset("local", devices), library={})
+        self.cluster = cluster or Cluster.preset("local", devices)
         self.resharder = Resharder(mesh, seconds or self.cluster.collective_seconds(mesh))
         self.seconds = self.resharder.seconds
         self.data_axes = tuple(range(len(mesh)))
