@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.graph import ModelGraph
+from autoshard.search.chords import between
 from autoshard.search.cost import Tables
 from autoshard.search.eliminate import Array, Elimination, Factor
 
@@ -146,27 +147,14 @@ class Problem:
         _, leanest = self.minimum(exposed, LEANEST)
         if leanest.num_bytes > limit:
             return Answer(leanest, fastest_s, False)
-        large, small, best = fastest, leanest, leanest
-        bound, at = fastest_s, 0.0
-        for _ in range(24):
-            gap = large.num_bytes - small.num_bytes
-            if gap <= 0 or small.seconds <= large.seconds:
-                break
-            price = (small.seconds - large.seconds) / gap
-            value, found = self.minimum(exposed, price)
-            if value - price * limit > bound:
-                bound, at = value - price * limit, price
-            chord = large.seconds + price * large.num_bytes
-            if found.num_bytes <= limit:
-                if found.seconds < best.seconds:
-                    best = found
-                small = found
-            else:
-                large = found
-            if value >= chord - 1e-9 * abs(chord):
-                break
-        if small.seconds < best.seconds:
-            best = small
+        best, large, bound, at = between(
+            lambda price: self.minimum(exposed, price),
+            fastest,
+            leanest,
+            limit,
+            bound=fastest_s,
+            rounds=24,
+        )
         best = self._mix(large, best, exposed, limit)
         return Answer(self._keep_what_fits(best, exposed, limit), bound, True, at)
 

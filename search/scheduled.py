@@ -12,6 +12,7 @@ from math import inf
 
 from autoshard.plan import Schedule
 from autoshard.search.bounds import Way, ways, weights
+from autoshard.search.chords import between
 from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, Sums, Tied
 from autoshard.search.problem import LEANEST
@@ -222,27 +223,17 @@ class Scheduled:
 
     def _chords(self, sums: Sums, large: Tied, small: Tied, room: float) -> tuple[Tied, float]:
         """(the best within ``room``, the price of memory that gives the highest bound)."""
-        best, bound, at = small, 0.0, 0.0
         if large.num_bytes <= room:
             return large, 0.0
-        for _ in range(CHORDS):
-            gap = large.num_bytes - small.num_bytes
-            if gap <= 0 or small.seconds <= large.seconds:
-                break
-            price = (small.seconds - large.seconds) / gap
-            value, found = self.folded.minimum(sums, price)
-            if value - price * room > bound:
-                bound, at = value - price * room, price
-            chord = large.seconds + price * large.num_bytes
-            if found.num_bytes <= room:
-                if found.seconds < best.seconds:
-                    best = found
-                small = found
-            else:
-                large = found
-            if value >= chord - 1e-9 * abs(chord):
-                break
-        return (small if small.seconds < best.seconds else best), at
+        best, _, _, price = between(
+            lambda price: self.folded.minimum(sums, price),
+            large,
+            small,
+            room,
+            bound=0.0,
+            rounds=CHORDS,
+        )
+        return best, price
 
     def _step(self, tied: Tied) -> Step:
         return self.folded.step(tied, self.schedule, self.limit)
