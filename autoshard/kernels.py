@@ -75,6 +75,10 @@ class Kernels:
         """Factor on the bytes of memory-bound operators."""
         return {"eager": self.eager, "autocast": self.autocast, "fused": self.fused}[style]
 
+    def attention_gain(self, style: Style) -> float:
+        """How much faster than its figures fused attention is."""
+        return self.vendor_attention if style == "fused" else 1.0
+
     def to_json(self) -> dict[str, Any]:
         """A plain document."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

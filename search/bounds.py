@@ -45,6 +45,7 @@ from autoshard.plan import Schedule
 from autoshard.search.cost import VIEWS, weight_values
 from autoshard.search.folded import Weights
 from autoshard.search.memory import Optimizer
+from autoshard.search.roofline import attention_seconds
 from autoshard.search.step import (
     alive_microbatches,
     chunk_bounds,
@@ -175,7 +176,8 @@ class Least:
 
     def __init__(self, graph: ModelGraph, cluster: Cluster, style: Style = "eager") -> None:
         self.graph, self.cluster = graph, cluster
-        self.traffic = cluster.device.kernels.traffic(style)
+        kernels = cluster.device.kernels
+        self.traffic, self.attention_gain = kernels.traffic(style), kernels.attention_gain(style)
         self.parts = segments(graph)
         self.is_block = tuple(part.is_block for part in self.parts)
         by_name = graph.by_name
@@ -203,15 +205,12 @@ class Least:
         self._sizes: dict[str, tuple[list[float], list[float]]] = {}
 
     def _seconds(self, work: Pass, dtype: str, itemsize: int) -> float:
-        device, kernels = self.cluster.device, self.cluster.device.kernels
         rate, bandwidth = self.cluster.flops_per_second(dtype), self.cluster.copy_bytes_per_second
         total = sum(
             max(2.0 * p.batch * p.m * p.n * p.k / rate, p.elements * itemsize / bandwidth)
             for p in work.products
         )
-        peak = rate / device.efficiency
-        attended = work.attention_flops / (kernels.attention * peak)
-        attended += work.attention_backward_flops / (kernels.attention_backward * peak)
+        attended = attention_seconds(self.cluster, work, dtype, self.attention_gain)
         traffic = min(1.0, self.traffic)
         return total + max(work.flops / rate + attended, traffic * work.num_bytes / bandwidth)
 

@@ -240,7 +240,7 @@ class CostModel:
                 itemsize=done.itemsize,
                 traffic=kernels.scores if done.is_scores else self.traffic,
                 products=done.products,
-                attention=kernels.vendor_attention if self.style == "fused" else 1.0,
+                attention=kernels.attention_gain(self.style),
             )
         return found
 

@@ -124,10 +124,7 @@ class Feasible:
 
     def fits(self) -> bool:
         """Whether the search would find a plan."""
-        limit = self.asked.limit
-        if is_hopeless(self.asked):
-            return False
-        return any(self._at(c, limit).fits for c in self.asked.space if self._may(c, limit))
+        return not is_hopeless(self.asked) and self._under(self.asked.limit) is not None
 
     @cached_property
     def least(self) -> Least:

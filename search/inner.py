@@ -258,13 +258,15 @@ class InnerSearch:
     @cached_property
     def least_bytes(self) -> float:
         """Bytes of the leanest program, without what the fullest moment holds beyond them."""
-        _, found = self.problem.minimum(0.0, LEANEST)
-        return found.num_bytes + self.model.cluster.reserve_bytes
+        return self._lean.num_bytes + self.model.cluster.reserve_bytes
 
     def leanest(self) -> tuple[Program, Priced]:
         """The program that takes the fewest bytes."""
-        _, found = self.problem.minimum(0.0, LEANEST)
-        return self._price(found)
+        return self._price(self._lean)
+
+    @cached_property
+    def _lean(self) -> Assignment:
+        return self.problem.minimum(0.0, LEANEST)[1]
 
     def _bound(self, hidden: Answer) -> float:
         """The highest bound found; ``hidden`` is the answer with all gradients hidden."""

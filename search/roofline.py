@@ -76,9 +76,7 @@ def pass_seconds(
     for p in work.products:
         flops = kernels.product_flops(p.batch, p.m + edge, p.n + edge, p.k)
         total += max(flops / in_products, p.elements * itemsize / bandwidth)
-    peak = attention * rate / cluster.efficiency(dtype)
-    attended = work.attention_flops / (kernels.attention * peak)
-    attended += work.attention_backward_flops / (kernels.attention_backward * peak)
+    attended = attention_seconds(cluster, work, dtype, attention)
     found = None if measured is None else measured.operators.get(family)
     moved = (traffic if found is None else _of(found, phase)) * bytes_moved / bandwidth
     if measured is None:
@@ -92,6 +90,14 @@ def pass_seconds(
     beside = _of(measured.operators.get(SCORES, none), phase) * work.scores_bytes
     beside += _of(measured.operators.get(RANDOM, none), phase) * work.random_bytes
     return total + beside / bandwidth
+
+
+def attention_seconds(cluster: Cluster, work: Pass, dtype: str, gain: float) -> float:
+    """Seconds of fused attention; ``gain``: how much faster than the device's figures it is."""
+    kernels = cluster.device.kernels
+    peak = gain * cluster.flops_per_second(dtype) / cluster.efficiency(dtype)
+    forward = work.attention_flops / (kernels.attention * peak)
+    return forward + work.attention_backward_flops / (kernels.attention_backward * peak)
 
 
 def update_seconds(cluster: Cluster, traffic_bytes: float) -> float:

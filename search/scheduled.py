@@ -7,7 +7,6 @@ exactly. Memory enters by a multiplier, as in :mod:`autoshard.search.problem`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf
 
 from autoshard.plan import Schedule
@@ -16,7 +15,7 @@ from autoshard.search.chords import between
 from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, Sums, Tied
 from autoshard.search.problem import LEANEST
-from autoshard.search.step import Step, alive_microbatches
+from autoshard.search.step import Step
 
 HALVINGS = 6
 """Steps that find the share of late gradients whose bound is the highest."""
@@ -180,14 +179,16 @@ class Scheduled:
         sums = self.sums(exposed)
         fastest = self.folded.measure(sums, fastest.choice, fastest.again)
         leanest = self.folded.minimum(sums, LEANEST)[1]
+        tied, price = self._chords(sums, fastest, leanest, self._room(0.0))
         if exposed == 0.0:
-            _, self._price = self._chords(sums, fastest, leanest, self._room(0.0))
+            self._price = price
         best = Found(leanest, self._step(leanest), 0.0)
         beyond = 0.0
         for _ in range(ROUNDS):
             if leanest.num_bytes > self._room(beyond):
                 break
-            tied, _ = self._chords(sums, fastest, leanest, self._room(beyond))
+            if beyond:
+                tied, _ = self._chords(sums, fastest, leanest, self._room(beyond))
             tied = self.folded.filled(sums, tied, fastest, self._room(beyond))
             step = self._step(tied)
             one = Found(tied, step, 0.0)
@@ -252,20 +253,8 @@ class Scheduled:
 
     def _fullest_rank(self, step: Step) -> int:
         """The stage whose memory is the fullest, with these strategies."""
-        p = self.schedule.stages
-        if p == 1:
-            return 0
-        measured = step.measured
-        runs = [range(a, b) for a, b in pairwise(step.bounds)]
-        sizes = []
-        for rank in range(p):
-            parts = [measured.parts[i] for run in runs[rank::p] for i in run]
-            alive = alive_microbatches(self.schedule, rank)
-            sizes.append(
-                sum(sum(part.stored) for part in parts)
-                + alive * sum(part.kept + part.gathered for part in parts)
-            )
-        return max(range(p), key=lambda rank: sizes[rank])
+        stages = step.memory.stages
+        return max(range(len(stages)), key=lambda rank: stages[rank].allocated_bytes, default=0)
 
 
 def _rank(found: Found) -> tuple[bool, float]:

@@ -521,7 +521,6 @@ class Step:
         late_s: exposed seconds of the gradients that travel once a step.
         updates_s: of the optimizer, of each stage.
         sent_bytes: of one message from stage to stage.
-        measured: the segments it is made of.
     """
 
     step_time: StepTime
@@ -533,7 +532,6 @@ class Step:
     late_s: float
     updates_s: tuple[float, ...]
     sent_bytes: int
-    measured: Measured
 
 
 def price_step(
@@ -634,7 +632,6 @@ def compose(
         late_s=late,
         updates_s=tuple(by_stage),
         sent_bytes=sent_bytes,
-        measured=measured,
     )
 
 

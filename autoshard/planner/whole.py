@@ -212,7 +212,9 @@ def _infeasible(
         f"{result.certificate.arrangements:,} arrangements; the leanest is "
         f"{result.arrangement.label}",
         binding=binding(memory),
-        nearest=_nearest(family, cluster, global_batch, optimizer, limit, axes),
+        nearest=_nearest(
+            family, cluster, global_batch, optimizer, limit, axes, result.folded.model.style
+        ),
     )
 
 
@@ -223,6 +225,7 @@ def _nearest(
     optimizer: str,
     limit: int | None,
     axes: Mapping[str, Range],
+    style: Style,
 ) -> list[str]:
     """The fewest devices, doubling, on which something fits."""
     for factor in (2, 4, 8, 16):
@@ -231,7 +234,7 @@ def _nearest(
             space = arrangements(larger, global_batch, family.blocks, axes=axes)
         except (MeshError, RequestError):
             continue
-        problems = Problems(family.few, family.blocks, larger, optimizer, limit)
+        problems = Problems(family.few, family.blocks, larger, optimizer, limit, style)
         problems.prepare(space)
         if any(problems.fits(a) for a in space):
             return [f"{larger.devices} devices"]

@@ -14,6 +14,7 @@ import pytest
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, UnknownNameError
 from autoshard.graph import ModelGraph
+from autoshard.kernels import STYLES, Style
 from autoshard.plan import Schedule
 from autoshard.search import solve
 from autoshard.search.bounds import Least, divides, step_of_parts, ways
@@ -32,6 +33,10 @@ def small_llama(batch: int) -> ModelGraph:
 
 def wide_llama(batch: int) -> ModelGraph:
     return llama(3, batch, 512, 2048, 16, 4, 8192, 32000)
+
+
+def long_llama(batch: int) -> ModelGraph:
+    return llama(3, batch, 32768, 512, 8, 8, 512, 1000)
 
 
 def small_mlp(batch: int) -> ModelGraph:
@@ -337,6 +342,20 @@ def test_least_seconds_are_below_every_price() -> None:
         )
     )
     assert least.step_seconds(Schedule(microbatches=4, recompute="full"), whole, 8, 8) > one
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("cluster", ["h100", "v100"])
+def test_bounds_hold_however_operators_are_run(style: Style, cluster: str) -> None:
+    """Long sequences, where attention is most of the work."""
+    found = reserved(cluster, 4)
+    other = Problems(cache(long_llama), 4, found, style=style)
+    points = arrangements(found, 4, 4)
+    other.prepare(points)
+    for a in points:
+        price = other.solve(a).step.step_time.total_s
+        for bound in (other.least(a), other.by_model_axis(a), other.bound(a)):
+            assert bound <= price * (1 + 1e-9), a.label
 
 
 def test_a_sampler_asked_beyond_the_end_says_so() -> None:
