@@ -12,11 +12,11 @@ often depends on how the program is run (``Style``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from autoshard.errors import RequestError
+from autoshard.sections import check_names, mapping, number
 
 Style = Literal["eager", "autocast", "fused"]
 STYLES: tuple[Style, ...] = ("eager", "autocast", "fused")
@@ -84,21 +84,16 @@ class Kernels:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Kernels:
+    def from_json(cls, document: object) -> Kernels:
         """The figures that ``to_json`` wrote; those that are missing have their defaults.
 
         Raises:
             RequestError: an unknown field, or one that is no number from 0.
         """
-        known = [f.name for f in fields(cls)]
-        for name, value in document.items():
-            if name not in known:
-                raise RequestError(f"device.kernels.{name} is unknown; known: {', '.join(known)}")
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 <= value < float("inf"):
-                raise RequestError(
-                    f"device.kernels.{name} must be a number from 0, found {value!r}"
-                )
-            if name in ("attention", "attention_backward") and not value:
-                raise RequestError(f"device.kernels.{name} is a share of the peak, above 0")
-        return cls(**document)
+        where = "device.kernels"
+        values = mapping(where, document)
+        check_names(where, values, [f.name for f in fields(cls)])
+        for name, value in values.items():
+            if not number(f"{where}.{name}", value) and name in ("attention", "attention_backward"):
+                raise RequestError(f"{where}.{name} is a share of the peak, above 0")
+        return cls(**values)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from autoshard.errors import RequestError
+from autoshard.sections import check_names, mapping, number
 
 BIAS = "autoshard.bias"
 """Family of an addition of a bias to a product, free where the product's kernel does it."""
@@ -90,16 +91,14 @@ class Measured:
         Raises:
             RequestError: an unknown field, or one that is no number from 0.
         """
-        values = _mapping("device.measured", document)
+        values = mapping("device.measured", document)
         known = [f.name for f in fields(cls)]
-        _known("device.measured", values, known)
+        check_names("device.measured", values, known)
         operators = {
             name: _factor(f"device.measured.operators.{name}", f)
-            for name, f in _mapping(
-                "device.measured.operators", values.pop("operators", {})
-            ).items()
+            for name, f in mapping("device.measured.operators", values.pop("operators", {})).items()
         }
-        numbers = {k: _number(f"device.measured.{k}", v) for k, v in values.items()}
+        numbers = {k: number(f"device.measured.{k}", v) for k, v in values.items()}
         for name in ("convolution", "convolution_backward"):
             if numbers.get(name) == 0:
                 raise RequestError(f"device.measured.{name} must be above 0, found 0")
@@ -107,26 +106,8 @@ class Measured:
 
 
 def _factor(where: str, document: object) -> Factor:
-    values = _mapping(where, document)
-    _known(where, values, ["forward", "backward"])
+    values = mapping(where, document)
+    check_names(where, values, ["forward", "backward"])
     if "forward" not in values:
         raise RequestError(f"{where} needs a figure for forward")
-    return Factor(**{k: _number(f"{where}.{k}", v) for k, v in values.items()})
-
-
-def _mapping(where: str, document: object) -> dict[str, Any]:
-    if not isinstance(document, Mapping):
-        raise RequestError(f"{where} must be a section, found {document!r}")
-    return {str(k): v for k, v in document.items()}
-
-
-def _known(where: str, values: Mapping[str, Any], known: list[str]) -> None:
-    for name in values:
-        if name not in known:
-            raise RequestError(f"{where}.{name} is unknown; known: {', '.join(known)}")
-
-
-def _number(where: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e30:
-        raise RequestError(f"{where} must be a number from 0, found {value!r}")
-    return float(value)
+    return Factor(**{k: number(f"{where}.{k}", v) for k, v in values.items()})

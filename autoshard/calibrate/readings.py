@@ -63,8 +63,7 @@ class OverlapReading:
     Attributes:
         computing_s: alone.
         message_s: alone.
-        both_s: together.
-        seconds: the same as ``both_s``.
+        seconds: together.
     """
 
     computing_s: float

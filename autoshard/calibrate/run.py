@@ -39,6 +39,9 @@ from autoshard.sharding.collective import MESSAGE_OPS
 RESERVE_BYTES = 300_000_000
 """A Python process with torch loaded (assumed)."""
 
+FITTED = ("depth", "attention", "attention_backward")
+"""What is measured of ``Kernels``; the others have their defaults and no part in the prices."""
+
 OVERLAP_BYTES = (2 << 20, 4 << 20, 8 << 20)
 WAITS = 2
 COPIES = 3
@@ -216,8 +219,8 @@ def _measure(world: World, sizes: Sizes, window_s: float, say: Say) -> _Place:
     several = world.size > 1
     clock = Clock(world.device, whole if several else None, window_s)
     say("reading the operators", None, None)
-    if world.device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads()) if world.size == 1 else 1)
+    if several and world.device.type == "cpu":
+        torch.set_num_threads(1)
     calls = list(operators.calls(catalogue(sizes)))
     clock.meet()
     found = []
@@ -414,13 +417,8 @@ def _sources(found: Calibration) -> dict[str, str]:
     }
     out = {}
     for field in found.cluster.figures():
-        fixed = field.startswith("device.kernels.") and field.split(".")[-1] in (
-            "units",
-            "waste",
-            "eager",
-            "autocast",
-            "fused",
-        )
+        section, _, name = field.rpartition(".")
+        fixed = section == "device.kernels" and name not in FITTED
         out[field] = known.get(field, "not used: measured factors stand" if fixed else measured)
         if field.endswith((".short_share", ".devices")):
             out[field] = "one protocol" if field.endswith("share") else "processes of a host"

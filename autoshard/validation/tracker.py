@@ -38,7 +38,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         self._log: list[tuple[_WeakRefInfo | None, int]] = []
         self._kind: dict[int, str] = {}
         self._storages: list[_WeakRefInfo] = []  # their ids stay theirs while they are held
-        self._gathers = self._was_gathered = False
+        self._gathers = False
         self._parameters = list(parameters)
         for kind, tensors in (
             ("parameters", self._parameters),

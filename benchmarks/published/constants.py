@@ -6,7 +6,7 @@ runs cannot identify is not here: launches, latencies, bandwidths, contention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.cluster import Device
@@ -218,25 +218,3 @@ def with_constants(device: Device, values: Sequence[float], free: Sequence[Free]
         efficiencies=shares,
         kernels=replace(device.kernels, **kernels),
     )
-
-
-def values_of(devices: Mapping[str, Device], free: Sequence[Free] = FREE) -> list[float]:
-    """The values that devices (by name) have now; the prior where no device has one."""
-    out = []
-    for constant in free:
-        found = next(
-            (d for n, d in devices.items() if any(n.startswith(x) for x in constant.devices)), None
-        )
-        out.append(constant.prior if found is None else _value(found, constant.field))
-    return out
-
-
-def _value(device: Device, field: str) -> float:
-    section, _, name = field.partition(".")
-    if section == "efficiencies":
-        return device.efficiencies.get(name, device.efficiency)
-    if section == "kernels":
-        value: float = getattr(device.kernels, name)
-        return value
-    own: float = getattr(device, section)
-    return own

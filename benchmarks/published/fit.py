@@ -209,7 +209,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("file")
     parser.add_argument("--out", action="store_true", help="leave each publisher out, too")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--rows", help="keep the rows' segments in this file")
     options = parser.parse_args(arguments)
     problem = Problem(load(options.file, 2))
     everything = np.ones(len(problem.rows), dtype=bool)

@@ -383,9 +383,7 @@ class _Call:
         out = self._home(changes, from_pieces(pieces.found, comm))
         if watch:
             assert outcome.trace is not None
-            traces: list[Any] = [None] * world.size
-            torch.distributed.all_gather_object(traces, outcome.trace)
-            self._tell(traces, world.device.type, is_first=world.rank == 0)
+            self._tell(comm.gathered(outcome.trace), world.device.type, is_first=world.rank == 0)
         return out
 
     def _home(self, changes: Changes, wholes: Any) -> Any:

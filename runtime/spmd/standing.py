@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -83,7 +82,7 @@ class Standing:
         self._modules = [weakref.ref(m) for m in objects.modules]
         self._optimizers = [weakref.ref(o) for o in objects.optimizers]
         self._by_value = cloudpickle.list_registry_pickle_by_value()
-        self.rest = replace(rest, memory=(), addresses={})
+        self.rest = rest.without_memory()
         self.homecoming: Homecoming | None = None
         self._loading: _Loading | None = None
 

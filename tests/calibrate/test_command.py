@@ -34,6 +34,8 @@ def test_two_processes_write_a_cluster_that_a_plan_takes(
     assert (cluster.devices, cluster.devices_per_node) == (2, 2)
     assert set(cluster.figures()) - set(cluster.sources) == set()
     assert cluster.device.measured is not None
+    assert cluster.sources["device.kernels.depth"].startswith("measured: ")
+    assert cluster.sources["device.kernels.scores"].startswith("not used: ")
     assert all(row.measured_s > 0 and row.fitted_s >= 0 for row in found.rows)
     assert {"operators", "messages", "fitting"} <= set(said)
     arguments = ["estimate", "gpt2", "--mesh", "data=2", "--global-batch", "2", "--seq-len", "16"]

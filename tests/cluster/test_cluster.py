@@ -306,3 +306,11 @@ def test_parts_of_the_reserve_that_do_not_add_up_are_refused() -> None:
     document["reserve_bytes"] = 5
     with pytest.raises(RequestError, match="reserve_bytes is 5, and the parts"):
         Cluster.from_json(document)
+
+
+@pytest.mark.parametrize("section", [5, [1], "fast"])
+def test_kernels_that_are_no_section_are_refused(section: object) -> None:
+    document = Cluster.preset("h100").to_json()
+    document["device"]["kernels"] = section
+    with pytest.raises(RequestError, match=r"device\.kernels must be a section"):
+        Cluster.from_json(document)
