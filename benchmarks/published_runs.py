@@ -16,11 +16,14 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.published.pricing import Priced, shared
 from benchmarks.published.rows import ASSUMED, complete, is_full_precision, source
 from benchmarks.published.scores import figures
+
+DATA = Path(__file__).parent / "data" / "published_runs.csv"
 
 WORST = 5
 """Rows of each source that are shown with their parts."""
@@ -87,7 +90,7 @@ def show(found: Sequence[Priced]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Price a file."""
     parser = argparse.ArgumentParser(description="published runs against the cost model")
-    parser.add_argument("file")
+    parser.add_argument("file", nargs="?", default=str(DATA), help="default: the project's own")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument("--sources", help="only these, by the prefix of the id")
     parser.add_argument("--every", type=int, default=1, help="only every N-th row")
