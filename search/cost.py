@@ -27,8 +27,8 @@ from autoshard.cluster import Cluster, Device
 from autoshard.graph import ModelGraph, Node
 from autoshard.kernels import Products, Style
 from autoshard.measured import BIAS, CUT
-from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, internal_elements
-from autoshard.search.memory import Optimizer
+from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, Program, internal_elements
+from autoshard.search.memory import Optimizer, optimizer_of
 from autoshard.search.paths import Floats, Halves, Ints, PairPrices
 from autoshard.search.roofline import Phase, adds_biases, pass_seconds, update_seconds, waiting
 from autoshard.search.work import PRODUCTS, Pass, joined_bytes, passes
@@ -126,6 +126,19 @@ class CostModel:
         self._known: dict[Work, float] = {}
         self._bytes: dict[tuple[Shape, int, Layout], int] = {}
         self._shapes: dict[tuple[Shape, Layout], Shape] = {}
+
+    @classmethod
+    def of(cls, program: Program, cluster: Cluster, optimizer: str, style: Style) -> CostModel:
+        """The costs of a finished program; ``optimizer`` by name."""
+        return cls(
+            program.graph,
+            cluster,
+            program.sizes,
+            program.rules,
+            optimizer_of(optimizer),
+            program.resharder,
+            style,
+        )
 
     def on(self, device: Device) -> CostModel:
         """The same costs with another device on the same links."""

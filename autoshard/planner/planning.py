@@ -367,15 +367,7 @@ def scheduled(
     if "fsdp" in solution.uses:
         # What is gathered lives as long as its block: a step of many parts keeps none of it.
         program = program.regathering()
-    model = CostModel(
-        program.graph,
-        cluster,
-        program.sizes,
-        program.rules,
-        optimizer_of(optimizer),
-        program.resharder,
-        schedule.style,
-    )
+    model = CostModel.of(program, cluster, optimizer, schedule.style)
     step = price_step(model, program, schedule, limit)
     return replace(
         solution,

@@ -13,11 +13,9 @@ from math import prod
 from typing import Any
 
 from autoshard import chrome
-from autoshard.cluster import Cluster
 from autoshard.plan import PlanDocument
+from autoshard.planner.predicted import model_of, trace_document
 from autoshard.program import Program
-from autoshard.search.cost import CostModel
-from autoshard.search.memory import optimizer_of
 from autoshard.search.pipeline import Placed
 from autoshard.search.step import Step, price_step, segments
 
@@ -55,35 +53,15 @@ def stages_trace(program: Program, plan: PlanDocument, most_events: int) -> dict
                 if crosses or back:
                     events.append(_send(rank, tracks[SEND], task, step))
         events += _end(rank, step, stage)
-    kind = plan.cluster.get("device", {}).get("kind")
-    mesh = dict(zip(plan.mesh.axis_names, plan.mesh.sizes, strict=True))
     merged = "a task of a stage is one event, the messages inside it included"
     if together > 1:
         merged = f"{together} tasks of a stage that follow each other are one event"
-    return chrome.document(
-        events,
-        world_size=prod(plan.mesh.sizes),
-        backend="gloo" if kind == "cpu" else "nccl",
-        about={
-            "predicted": True,
-            "merged": merged,
-            "calls": [{"step": 0, "name": f"predicted step of {plan.model.name}", "mesh": mesh}],
-        },
-    )
+    return trace_document(plan, events, merged)
 
 
 def repriced(program: Program, plan: PlanDocument) -> Step:
     """The figures of a plan's step, with every task."""
-    cluster = Cluster.from_json(plan.cluster)
-    model = CostModel(
-        program.graph,
-        cluster.with_devices(cluster.devices // plan.schedule.stages),
-        program.sizes,
-        program.rules,
-        optimizer_of(plan.optimizer),
-        program.resharder,
-        plan.schedule.style,
-    )
+    model = model_of(program, plan)
     return price_step(model, program, plan.schedule, plan.memory.limit_bytes, timeline=True)
 
 

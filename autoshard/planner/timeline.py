@@ -16,20 +16,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from autoshard import chrome
 from autoshard.assemble import program_of
-from autoshard.cluster import Cluster
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Memory, PlanDocument
+from autoshard.planner.predicted import model_of, trace_document
 from autoshard.planner.stage_timeline import stages_trace
 from autoshard.program import Program
-from autoshard.search.cost import CostModel
-from autoshard.search.memory import optimizer_of
 from autoshard.search.price import Event, Priced, price
 
 MOST_EVENTS = 7500
@@ -84,25 +81,13 @@ def predicted_trace(
     bars = [*_compute(program, priced), *_messages(program, priced)]
     bars, merged = _fewer(bars, most_events)
     tracks = chrome.axis_tracks([*plan.mesh.active[0], *(b.track for b in bars if b.track)])
-    name = f"predicted step of {plan.model.name}"
     events = chrome.names(0, tracks, f"rank 0, predicted ({plan.model.name})")
     events += [_event(bar, tracks) for bar in bars]
     events += _phases(priced)
     at_s = priced.step_time.total_s
     for kind, num_bytes in _memory(plan.memory).items():
         events.append(chrome.memory(kind, rank=0, at_s=at_s, num_bytes=num_bytes))
-    mesh = dict(zip(plan.mesh.axis_names, plan.mesh.sizes, strict=True))
-    kind = plan.cluster.get("device", {}).get("kind")
-    return chrome.document(
-        events,
-        world_size=prod(plan.mesh.sizes),
-        backend="gloo" if kind == "cpu" else "nccl",
-        about={
-            "predicted": True,
-            "merged": merged,
-            "calls": [{"step": 0, "name": name, "mesh": mesh}],
-        },
-    )
+    return trace_document(plan, events, merged)
 
 
 def save_trace(document: dict[str, Any], path: str | Path) -> None:
@@ -121,15 +106,7 @@ def save_trace(document: dict[str, Any], path: str | Path) -> None:
 
 def simulated(program: Program, plan: PlanDocument) -> Priced:
     """The figures of a plan's program, with every event."""
-    model = CostModel(
-        program.graph,
-        Cluster.from_json(plan.cluster),
-        program.sizes,
-        program.rules,
-        optimizer_of(plan.optimizer),
-        program.resharder,
-        plan.schedule.style,
-    )
+    model = model_of(program, plan)
     return price(model, program, memory_limit=plan.memory.limit_bytes, timeline=True)
 
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
 from autoshard.plan import Schedule
+from autoshard.planner.predicted import model_of
 from autoshard.program import Program
 from autoshard.search.cost import CostModel
-from autoshard.search.memory import optimizer_of
 from autoshard.search.step import Measured, compose, measured_step, retimed
 from benchmarks.published.constants import FREE, with_constants
 from benchmarks.published.pricing import Captures, captured, plan_of
@@ -83,18 +83,7 @@ def rows_of(rows: Sequence[Mapping[str, str]]) -> list[Row]:
             continue
         schedule = plan.schedule
         program = plan.attach(captured(asked, known)).program()
-        cluster = asked.cluster
-        if schedule.stages > 1:
-            cluster = cluster.with_devices(cluster.devices // schedule.stages)
-        model = CostModel(
-            program.graph,
-            cluster,
-            program.sizes,
-            program.rules,
-            optimizer_of("adamw"),
-            program.resharder,
-            schedule.style,
-        )
+        model = model_of(program, plan)
         found = measured_step(model, program, schedule)
         out.append(Row(row, model, program, schedule, found))
     return out
