@@ -20,6 +20,9 @@ from autoshard.sharding.layout import Shape
 BETWEEN_S = 1e-3
 """Seconds of computing between messages, about those of an operator of a small model."""
 
+LONG_S = 0.5
+"""A message that takes as long shows the bandwidth; larger ones of its kind would show no more."""
+
 TRIES = 4
 """How often a message is measured that is lost in the noise of the computing around it."""
 

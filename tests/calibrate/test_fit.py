@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.calibrate.catalogue import Sizes, catalogue
+from autoshard.calibrate.clock import Clock
 from autoshard.calibrate.document import toml
 from autoshard.calibrate.fit import contention, fit_device, nonnegative, predicted, predicted_step
 from autoshard.calibrate.fit_messages import fit_messages, predicted_message
@@ -27,7 +33,7 @@ from autoshard.calibrate.readings import (
     WaitReading,
     joined,
 )
-from autoshard.calibrate.run import hosts_of
+from autoshard.calibrate.run import host, hosts_of
 from autoshard.cluster import Cluster, Device, Library, Tier
 from autoshard.errors import MeshError
 from autoshard.kernels import Kernels
@@ -279,6 +285,39 @@ def test_hosts_hold_neighbouring_ranks() -> None:
         hosts_of(["a", "a", "b"])
     with pytest.raises(MeshError, match="not neighbours"):
         hosts_of(["a", "b", "a", "b"])
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="a network of one's own needs root"
+)
+def test_containers_of_one_machine_are_hosts_by_themselves() -> None:
+    # They may have the machine's name: told apart by it, a slow link between them was not seen.
+    program = [sys.executable, "-c", "from autoshard.calibrate.run import host; print(host())"]
+
+    def named(*prefix: str) -> str:
+        done = subprocess.run(
+            [*prefix, *program], capture_output=True, text=True, timeout=120, check=True
+        )
+        return done.stdout
+
+    assert named() == f"{host()}\n"
+    assert named("unshare", "--net") != f"{host()}\n"
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(1e-3, 2 + 3 * 60), (0.05, 2 + 3 * 2), (9.0, 5)])
+def test_a_window_holds_calls_of_its_length_and_one_that_is_longer(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, calls: int
+) -> None:
+    now, called = [0.0], 0
+
+    def call() -> None:
+        nonlocal called
+        called += 1
+        now[0] += seconds
+
+    monkeypatch.setattr(Clock, "now", lambda clock: now[0])
+    assert Clock(torch.device("cpu"), None, 0.0605).seconds(call) == pytest.approx(seconds)
+    assert called == calls
 
 
 def test_a_calibrated_document_is_read_as_it_was_written() -> None:
