@@ -33,55 +33,68 @@ class ByBatch:
         Raises:
             ValueError: the two captures differ in more than sizes.
         """
+
+        def number(a: int, b: int) -> int:
+            return a + (b - a) // (BATCHES[1] - BATCHES[0]) * (batch - BATCHES[0])
+
         return replace(
             self.first,
-            graph=_graph(self.first.graph, self.second.graph, batch - BATCHES[0]),
+            graph=merged(self.first.graph, self.second.graph, number),
             module=None,
             source=None,
             call=None,
         )
 
 
-def _graph(one: ModelGraph, two: ModelGraph, more: int) -> ModelGraph:
+Number = Callable[[int, int], int]
+"""What is wanted of a number, from what two captures have of it, where they differ."""
+
+
+def merged(one: ModelGraph, two: ModelGraph, number: Number) -> ModelGraph:
+    """The graph of two captures with ``number`` of whatever they differ in.
+
+    Raises:
+        ValueError: they differ in more than numbers.
+    """
     if len(one.nodes) != len(two.nodes) or len(one.constants) != len(two.constants):
-        raise ValueError(f"graph {one.name} has other nodes at another batch")
+        raise ValueError(f"graph {one.name} has other nodes at other sizes")
     return replace(
         one,
-        nodes=tuple(_item(a, b, more) for a, b in zip(one.nodes, two.nodes, strict=True)),
+        nodes=tuple(_item(a, b, number) for a, b in zip(one.nodes, two.nodes, strict=True)),
         constants=tuple(
-            _item(a, b, more) for a, b in zip(one.constants, two.constants, strict=True)
+            _item(a, b, number) for a, b in zip(one.constants, two.constants, strict=True)
         ),
-        batch=_number(one.batch, two.batch, more),
+        batch=_value(one.batch, two.batch, number),
     )
 
 
-def _item(a: Any, b: Any, more: int) -> Any:
+def _item(a: Any, b: Any, number: Number) -> Any:
     """A node or constant."""
     if a.name != b.name or a.op != b.op or a.operands != b.operands:
-        raise ValueError(f"{a.name} is another operator at another batch")
+        raise ValueError(f"{a.name} is another operator at other sizes")
     changed: dict[str, Any] = {}
     if a.shape != b.shape:
-        changed["shape"] = _value(a.shape, b.shape, more)
+        changed["shape"] = _value(a.shape, b.shape, number)
     if a.attrs != b.attrs:
-        changed["attrs"] = {k: _value(v, b.attrs[k], more) for k, v in a.attrs.items()}
+        changed["attrs"] = {k: _value(v, b.attrs[k], number) for k, v in a.attrs.items()}
     if isinstance(a, Node):
         for name in ("flops_forward", "flops_backward", "saved_extra_bytes"):
             if getattr(a, name) != getattr(b, name):
-                changed[name] = _number(getattr(a, name), getattr(b, name), more)
+                changed[name] = _number(getattr(a, name), getattr(b, name), number)
     else:
         assert isinstance(a, Constant)
     return replace(a, **changed) if changed else a
 
 
-def _value(a: Any, b: Any, more: int) -> Any:
+def _value(a: Any, b: Any, number: Number) -> Any:
     if a == b:
         return a
     if isinstance(a, tuple):
-        return tuple(_value(x, y, more) for x, y in zip(a, b, strict=True))
-    return _number(a, b, more)
+        return tuple(_value(x, y, number) for x, y in zip(a, b, strict=True))
+    return _number(a, b, number)
 
 
-def _number(a: int, b: int, more: int) -> int:
+def _number(a: int, b: int, number: Number) -> int:
     if type(a) is not int or type(b) is not int:
-        raise ValueError(f"{a!r} becomes {b!r} at another batch")
-    return a + (b - a) // (BATCHES[1] - BATCHES[0]) * more
+        raise ValueError(f"{a!r} becomes {b!r} at other sizes")
+    return number(a, b)

@@ -18,6 +18,7 @@ from autoshard.planner.capture import capture
 from autoshard.planner.plan import Plan
 from benchmarks.published.batches import ByBatch
 from benchmarks.published.rows import Inexpressible, Request, request
+from benchmarks.published.sizes import BySizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +50,41 @@ class Priced:
         return self.predicted_s / self.measured_s - 1
 
 
-Captures = dict[object, ByBatch]
-"""Models that were captured, by what tells them apart."""
+Captures = dict[object, BySizes | ByBatch | None]
+"""Models that were captured, by what tells them apart; None: not by its sizes."""
+
+_KNOWN: Captures = {}
+"""Those of this process: groups of rows have shapes in common."""
 
 
 def captured(asked: Request, known: Captures) -> Captured:
     """The model of a request at its batch."""
-    if asked.key not in known:
-        known[asked.key] = ByBatch(lambda batch: capture(asked.model, asked.inputs(batch)))
-    return known[asked.key].at(asked.batch)
+    return _by_sizes(asked, known) or _by_batch(asked, known)
+
+
+def _by_sizes(asked: Request, known: Captures) -> Captured | None:
+    """From captures that all models of its shape share; None where numbers are no products."""
+    if asked.shape is None:
+        return None
+    if asked.shape not in known:
+        known[asked.shape] = BySizes(lambda sizes: capture(*asked.resized(sizes)), asked.sizes)
+    found = known[asked.shape]
+    if not isinstance(found, BySizes):
+        return None
+    try:
+        return found.at(asked.sizes)
+    except ValueError:
+        known[asked.shape] = None
+        return None
+
+
+def _by_batch(asked: Request, known: Captures) -> Captured:
+    """From captures of its own at two batches."""
+    found = known.get(asked.key)
+    if not isinstance(found, ByBatch):
+        found = ByBatch(lambda batch: capture(asked.model, asked.inputs(batch)))
+        known[asked.key] = found
+    return found.at(asked.batch)
 
 
 def plan_of(asked: Request, known: Captures) -> Plan:
@@ -104,8 +131,7 @@ def _assumed(schedule: Schedule) -> str:
 def price_all(rows: Sequence[Mapping[str, str]]) -> list[Priced]:
     """All rows, in this process."""
     torch.set_num_threads(1)
-    known: Captures = {}
-    return [price(row, known) for row in rows]
+    return [price(row, _KNOWN) for row in rows]
 
 
 def _model(row: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ What a row does not state is assumed here, and said: one line each in :data:`ASS
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,6 +101,9 @@ class Request:
         recompute: kinds of recomputation, and of how many blocks (None: all), to try until one
             fits; the last is taken as it is.
         key: equal for rows whose model is.
+        sizes: of the model and its batch, for ``resized``.
+        shape: equal for rows whose models differ in sizes only; None for a model like no other.
+        resized: a model of that shape and its inputs at other sizes.
     """
 
     cluster: Cluster
@@ -110,6 +113,9 @@ class Request:
     options: Mapping[str, Any]
     recompute: tuple[tuple[str, int | None], ...]
     key: tuple[object, ...]
+    sizes: tuple[int, ...]
+    shape: tuple[object, ...] | None
+    resized: Callable[[Sequence[int]], tuple[nn.Module, tuple[Tensor, ...]]]
 
 
 class Inexpressible(Exception):
@@ -218,17 +224,60 @@ def request(row: Mapping[str, str]) -> Request:
         "products": SINGLE.get(row["precision"]) or LOW.get(row["precision"], "native"),
         "blocks": layers if layers > BLOCKS else None,
     }
-    with torch.device("meta"):
-        model = _model(kind, d).to(getattr(torch, dtype))
+    predictions = MASKED.get(length, round(length * 0.156))
     return Request(
         cluster=_cluster(preset, devices),
-        model=model,
-        inputs=lambda samples: _inputs(kind, d, samples, length),
+        model=_on_meta(kind, d, dtype),
+        inputs=lambda samples: _inputs(kind, samples, length, predictions),
         batch=micro * dp,
         options=options,
         recompute=_recompute(row),
         key=(d, kind, length, dtype),
+        sizes=_sizes(d, micro * dp, predictions),
+        shape=_shape(d, kind, dtype),
+        resized=lambda sizes: _resized(d, kind, dtype, sizes),
     )
+
+
+def _sizes(d: Dimensions, batch: int, predictions: int) -> tuple[int, ...]:
+    """What a graph's numbers are products of; the batch first."""
+    group = d.heads // d.kv_heads
+    return (batch, d.seq_len, d.kv_heads, group, d.ffn, d.vocab, predictions)
+
+
+def _shape(d: Dimensions, kind: str, dtype: str) -> tuple[object, ...] | None:
+    """Equal for models that differ in sizes only; None where the heads are uneven.
+
+    The size of a head is not among those that may differ: scores are multiplied by its root.
+    """
+    if d.hidden % d.heads or d.heads % d.kv_heads:
+        return None
+    ones = tuple(n == 1 for n in _sizes(d, 0, 0))
+    alike = replace(d, hidden=d.hidden // d.heads, ffn=0, heads=0, kv_heads=0, vocab=0, seq_len=0)
+    return alike, kind, dtype, ones
+
+
+def _resized(
+    d: Dimensions, kind: str, dtype: str, sizes: Sequence[int]
+) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model of this shape and its inputs, at these sizes."""
+    batch, length, kv_heads, group, ffn, vocab, predictions = sizes
+    heads = kv_heads * group
+    other = replace(
+        d,
+        hidden=heads * (d.hidden // d.heads),
+        ffn=ffn,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=vocab,
+        seq_len=length,
+    )
+    return _on_meta(kind, other, dtype), _inputs(kind, batch, length, predictions)
+
+
+def _on_meta(kind: str, d: Dimensions, dtype: str) -> nn.Module:
+    with torch.device("meta"):
+        return _model(kind, d).to(getattr(torch, dtype))
 
 
 def _cluster(preset: str, devices: int) -> Cluster:
@@ -329,13 +378,12 @@ def _model(kind: str, d: Dimensions) -> nn.Module:
     return Decoder(d, block, learned=kind == "gpt")
 
 
-def _inputs(kind: str, d: Dimensions, batch: int, length: int) -> tuple[Tensor, ...]:
+def _inputs(kind: str, batch: int, length: int, predictions: int) -> tuple[Tensor, ...]:
     def whole(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int64, device="meta")
 
     if kind != "bert":
         return whole(batch, length), whole(batch, length)
-    predictions = MASKED.get(length, round(length * 0.156))
     return (
         whole(batch, length),
         whole(batch, length),

@@ -10,9 +10,10 @@ import pytest
 from autoshard.planner.capture import capture
 from benchmarks.published.batches import BATCHES, ByBatch
 from benchmarks.published.constants import FREE, with_constants
-from benchmarks.published.pricing import Captures, price
+from benchmarks.published.pricing import Captures, captured, price
 from benchmarks.published.rows import Inexpressible, complete, request
 from benchmarks.published.scores import figures
+from benchmarks.published.sizes import BySizes
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "data" / "published_runs.csv"
 
@@ -36,6 +37,30 @@ def test_a_graph_at_another_batch_is_the_one_captured_there(name: str) -> None:
     for batch in (BATCHES[0], 6):
         anew = capture(asked.model, asked.inputs(batch)).graph
         assert by_batch.at(batch).graph.fingerprint == anew.fingerprint
+
+
+@pytest.mark.parametrize("name", ["mpt-0050", "dle-0060", "meg21-0003", "dgxc-0035"])
+def test_a_graph_at_other_sizes_is_the_one_captured_there(name: str) -> None:
+    asked = request(ROWS[name])
+    by_sizes = BySizes(lambda sizes: capture(*asked.resized(sizes)), asked.sizes)
+    anew = capture(asked.model, asked.inputs(asked.batch)).graph
+    assert by_sizes.at(asked.sizes).graph.fingerprint == anew.fingerprint
+
+
+def test_a_row_is_not_captured_by_itself_where_its_shape_is_known() -> None:
+    known: Captures = {}
+    asked = request(ROWS["dgxc-0035"])
+    captured(asked, known)
+    assert list(known) == [asked.shape]
+
+
+def test_a_model_whose_numbers_are_no_products_is_captured_by_itself() -> None:
+    known: Captures = {}
+    asked = request(ROWS["dgxc-0072"])
+    found = captured(asked, known)
+    assert set(known) == {asked.shape, asked.key}
+    assert known[asked.shape] is None
+    assert found.graph.batch == asked.batch
 
 
 @pytest.mark.parametrize(
