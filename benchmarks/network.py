@@ -22,6 +22,7 @@ from typing import Any
 
 import autoshard
 from autoshard.cluster import Cluster
+from autoshard.planner.capture import capture
 from autoshard.program import Program
 from autoshard.search.cost import CostModel
 from autoshard.search.outer import configurations
@@ -49,8 +50,10 @@ WITHIN = 0.05
 
 
 def calibrated(rate: str | None, folder: Path) -> Cluster:
-    """What ``autoshard calibrate`` finds on the two hosts."""
+    """What ``autoshard calibrate`` finds on the two hosts; a file that is there is taken."""
     path = folder / "cluster.toml"
+    if path.exists():
+        return Cluster.load(path)
     with TwoHosts(rate) as hosts:
         hosts.torchrun(["-m", "autoshard.cli", "calibrate", "--out", str(path)], PROCESSES)
     return Cluster.load(path)
@@ -67,7 +70,7 @@ class Plans:
         self.source = folder / "config.json"
         self.source.write_text(json.dumps(CONFIG))
         self.folder = folder
-        self.captured = autoshard.analyze(self.source, batch=SAMPLES, seq_len=TOKENS)
+        self.captured = capture(self.source, batch=SAMPLES, seq_len=TOKENS)
         self.programs: dict[str, Program] = {}
         self._names: dict[str, str] = {}
 
@@ -81,7 +84,7 @@ class Plans:
     def predicted(self, cluster: Cluster) -> dict[str, float]:
         """Seconds of a step of every plan, by the cluster's prices."""
         return {
-            name: price(CostModel.of(program, cluster, "adamw"), program).step_time.total_s
+            name: price(CostModel.of(program, cluster, "adamw", "eager"), program).step_time.total_s
             for name, program in self.programs.items()
         }
 
@@ -162,7 +165,11 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--rates", default="50mbit,1gbit,none", help="as tc writes them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="of each plan in a round")
-    parser.add_argument("--keep", type=Path, help="a folder for cluster files and plans")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="for cluster files (taken where there) and plans",
+    )
     options = parser.parse_args(arguments)
     if reason := TwoHosts.unavailable():
         print(f"left out: {reason}")
