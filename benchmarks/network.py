@@ -70,6 +70,8 @@ class Plans:
         self.source = folder / "config.json"
         self.source.write_text(json.dumps(CONFIG))
         self.folder = folder
+        for earlier in folder.glob("plan-*.json"):
+            earlier.unlink()
         self.captured = capture(self.source, batch=SAMPLES, seq_len=TOKENS)
         self.programs: dict[str, Program] = {}
         self._names: dict[str, str] = {}
@@ -165,11 +167,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--rates", default="50mbit,1gbit,none", help="as tc writes them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="of each plan in a round")
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        help="for cluster files (taken where there) and plans",
-    )
+    parser.add_argument("--keep", type=Path, help="for cluster files (taken where there) and plans")
     options = parser.parse_args(arguments)
     if reason := TwoHosts.unavailable():
         print(f"left out: {reason}")
