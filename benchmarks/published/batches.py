@@ -37,25 +37,24 @@ class ByBatch:
         def number(a: int, b: int) -> int:
             return a + (b - a) // (BATCHES[1] - BATCHES[0]) * (batch - BATCHES[0])
 
-        return replace(
-            self.first,
-            graph=merged(self.first.graph, self.second.graph, number),
-            module=None,
-            source=None,
-            call=None,
-        )
+        return merged(self.first, self.second, number)
 
 
 Number = Callable[[int, int], int]
 """What is wanted of a number, from what two captures have of it, where they differ."""
 
 
-def merged(one: ModelGraph, two: ModelGraph, number: Number) -> ModelGraph:
-    """The graph of two captures with ``number`` of whatever they differ in.
+def merged(first: Captured, second: Captured, number: Number) -> Captured:
+    """Two captures with ``number`` of whatever they differ in; inputs are as the first has them.
 
     Raises:
         ValueError: they differ in more than numbers.
     """
+    graph = _graph(first.graph, second.graph, number)
+    return replace(first, graph=graph, module=None, source=None, call=None)
+
+
+def _graph(one: ModelGraph, two: ModelGraph, number: Number) -> ModelGraph:
     if len(one.nodes) != len(two.nodes) or len(one.constants) != len(two.constants):
         raise ValueError(f"graph {one.name} has other nodes at other sizes")
     return replace(

@@ -10,7 +10,6 @@ several operators keeps): such a model is captured by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 
 from autoshard.analyzer import Captured
@@ -51,13 +50,7 @@ class BySizes:
                 raise ValueError(f"{a} and {b} are not one product of sizes")
             return constant * _product(wanted, powers)
 
-        return replace(
-            self._first,
-            graph=merged(self._first.graph, self._second.graph, number),
-            module=None,
-            source=None,
-            call=None,
-        )
+        return merged(self._first, self._second, number)
 
 
 def _product(sizes: Sequence[int], powers: Sequence[int]) -> int:
