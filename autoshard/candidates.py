@@ -27,11 +27,14 @@ from autoshard.sharding.strategy import (
     strategies,
 )
 
-AxisUse = Literal["any", "batch", "data", "fsdp", "tensor", "context"]
+AxisUse = Literal["any", "batch", "data", "fsdp", "tensor", "context", "tokens"]
 """What an axis is used for: ``any`` leaves the choice to the search; ``batch`` cuts the batch and
 leaves the parameters' storage open, ``data`` replicates them, ``fsdp`` cuts them; ``tensor`` cuts
 every weight of a product and never the batch; ``context`` cuts the tokens of each sample and
-replicates the parameters."""
+replicates the parameters, ``tokens`` cuts them too and stores each parameter as an axis of use
+``batch`` does: both cut one dim of it, or neither does."""
+
+BY_TOKENS = ("context", "tokens")
 
 RawCut = tuple[int, int, int]
 """(dim, outer, n) of a value, for no axis in particular."""
@@ -251,7 +254,7 @@ class Candidates:
         self.proposals = proposals or Proposals(graph, self.rules)
         self.batch = batch or Proposals(graph, self.rules, only_inputs=True)
         self.tokens = tokens
-        if "context" in self.uses and tokens is None:
+        if tokens is None and any(use in BY_TOKENS for use in self.uses):
             self.tokens = Proposals(graph, self.rules, only_inputs=True, dim=1)
         self.pins = pins or {}
         self._weights = _weight_operands(graph)
@@ -300,7 +303,7 @@ class Candidates:
             if node.op == "input":
                 if use in ("batch", "data", "fsdp"):
                     allowed = [c for c in allowed if c in batch]
-                elif use == "context":
+                elif use in BY_TOKENS:
                     allowed = [c for c in sorted(self._tokens(node)) if c[2] >= size]
                 elif use == "tensor":
                     allowed = [c for c in allowed if c not in batch]
@@ -320,11 +323,25 @@ class Candidates:
             if all(k or isinstance(state, Cut) for k, state in zip(whole, s.result, strict=True))
         ]
         found = cut or found
+        if node.op == "parameter":
+            found = [s for s in found if self._is_together(s.result)]
         pin = self.pins.get(str(node.attrs.get("fqn"))) if node.op == "parameter" else None
         if pin is None:
             return found
         pinned = [s for s in found if s.result == pin]
         return pinned or [_stored_as(pin)]
+
+    def _is_together(self, layout: Layout) -> bool:
+        """Whether axes of use ``tokens`` store a parameter as those of use ``batch`` do."""
+        pairs = list(zip(self.uses, layout, strict=True))
+        tokens = [s for use, s in pairs if use == "tokens"]
+        batch = [s for use, s in pairs if use == "batch"]
+        if not tokens or not batch:
+            return True
+        (inner,), (outer,) = tokens, batch
+        if not isinstance(inner, Cut) or not isinstance(outer, Cut):
+            return inner is outer
+        return inner.dim == outer.dim and inner.outer > outer.outer
 
     def _tokens(self, node: Node) -> frozenset[RawCut]:
         return self.tokens[node.name] if self.tokens is not None else frozenset()
@@ -341,7 +358,7 @@ class Candidates:
         full = self.passing == "full"
         choices: list[list[Choice]] = []
         for size, use in zip(self.sizes, self.uses, strict=True):
-            first, proposed = (tokens, tokens) if use == "context" else (batch, found)
+            first, proposed = (tokens, tokens) if use in BY_TOKENS else (batch, found)
             offered = {
                 f: [(o, n) for o, n in p if self._large_enough(n, size, (o, n) in first.get(f, ()))]
                 for f, p in proposed.items()
@@ -390,7 +407,7 @@ class Candidates:
         def of_batch(c: Choice) -> bool:
             return bool(c.factor) and (c.outer, c.n) in batch.get(c.factor, ())
 
-        if use in ("batch", "data", "fsdp", "context"):
+        if use in ("batch", "data", "fsdp", *BY_TOKENS):
             return [c for c in row if of_batch(c)] or [c for c in row if c.passes in ("R", "RP")]
         rest = [c for c in row if not of_batch(c)]
         weights = self._weights.get(node.name, ())

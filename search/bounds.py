@@ -234,7 +234,12 @@ class Least:
         return self._known[kind]
 
     def step_seconds(
-        self, schedule: Schedule, stands_for: Sequence[int], batch: int, devices: int
+        self,
+        schedule: Schedule,
+        stands_for: Sequence[int],
+        batch: int,
+        devices: int,
+        first_s: float = 0.0,
     ) -> float:
         """The least that a step takes.
 
@@ -243,12 +248,13 @@ class Least:
             stands_for: see :func:`weights`.
             batch: samples of one microbatch.
             devices: of one stage.
+            first_s: see :func:`step_of_parts`.
         """
-        if self.cluster.device.measured is not None:
-            return 0.0  # factors of its own for every family
         scale = batch / self.graph.batch / devices
         seconds = [work * scale + fixed for work, fixed in self._parts(schedule)]
-        return step_of_parts(schedule, self.is_block, stands_for, seconds)
+        if self.cluster.device.measured is not None:
+            seconds = [0.0] * len(seconds)  # factors of its own for every family
+        return step_of_parts(schedule, self.is_block, stands_for, seconds, first_s)
 
     def stage_bytes(
         self,
@@ -257,17 +263,22 @@ class Least:
         batch: int,
         devices: int,
         optimizer: Optimizer,
+        kept: Sequence[float] | None = None,
     ) -> float:
-        """The least that the first stage's devices keep: everything cut over all of them."""
-        kept_scale = batch / self.graph.batch / devices
-        stored, kept = self._bytes(schedule, optimizer)
+        """The least that the first stage's devices keep: everything cut over all of them.
+
+        ``kept``: bytes that one device keeps of each segment, if that is known better.
+        """
+        stored, over_all = self._bytes(schedule, optimizer)
+        if kept is None:
+            kept = [n * batch / self.graph.batch / devices for n in over_all]
         whole = [self.is_block[i] for i in stands_for]
         p, total = schedule.stages, 0.0
         alive = alive_microbatches(schedule, 0)
         for run in runs_of(whole, schedule)[::p]:
             for i in run:
                 part = stands_for[i]
-                total += stored[part] / devices + alive * kept[part] * kept_scale
+                total += stored[part] / devices + alive * kept[part]
         return total
 
     def _bytes(self, schedule: Schedule, optimizer: Optimizer) -> tuple[list[float], list[float]]:
@@ -308,6 +319,7 @@ def step_of_parts(
     is_block: Sequence[bool],
     stands_for: Sequence[int],
     seconds: Sequence[float],
+    first_s: float = 0.0,
 ) -> float:
     """The longest way through the pipeline where segments take at least ``seconds``.
 
@@ -316,9 +328,15 @@ def step_of_parts(
         is_block: see :func:`weights`.
         stands_for: see :func:`weights`.
         seconds: of one microbatch in each segment of the short graph.
+        first_s: what one microbatch takes beside that in all segments of the first stage.
     """
-    rows = _rows(tuple(is_block), tuple(stands_for), ways(schedule))
-    return max(sum(w * t for w, t in zip(row, seconds, strict=True)) for row in rows)
+    chains = ways(schedule)
+    rows = _rows(tuple(is_block), tuple(stands_for), chains)
+    return max(
+        sum(w * t for w, t in zip(row, seconds, strict=True))
+        + min(way.passes[:: schedule.stages]) * first_s
+        for way, row in zip(chains, rows, strict=True)
+    )
 
 
 @cache

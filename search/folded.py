@@ -66,6 +66,12 @@ class Weights:
     sends: float = 0.0
     floor: bool = False
 
+    @property
+    def counts(self) -> tuple[bool, ...]:
+        """Whether a segment counts at all."""
+        rows = zip(self.time, self.update, self.late, self.stored, self.kept, strict=True)
+        return tuple(map(any, rows))
+
 
 @dataclass(frozen=True, slots=True)
 class Sums:
@@ -154,6 +160,7 @@ class Folded:
         self._again: dict[str, frozenset[str]] = {}
         self._kept: dict[object, Array] = {}
         self._least: dict[str, tuple[float, ...]] = {}
+        self._lean: dict[str, tuple[float, ...]] = {}
 
     # ---- kinds and factors ------------------------------------------------------------------
 
@@ -196,10 +203,13 @@ class Folded:
         num_bytes: list[Array] = [np.zeros(shape) for shape in self.shapes]
         again = self._recomputed(schedule)
         whole = schedule.recompute in ("full", "reentrant")
+        counts = weights.counts
         for kind, members in enumerate(self._unary):
             for variable, number in members:
                 node = self.graph.by_name[self.tables.variables[variable]]
                 part = self._part[node.name]
+                if not counts[part]:
+                    continue
                 table = self.tables.unary_tables[number]
                 if node.is_leaf:
                     self._leaf(node, part, kind, number, schedule, weights, seconds, num_bytes)
@@ -219,6 +229,8 @@ class Folded:
             for number, table_number in edges:
                 consumer = self.tables.variables[self.tables.edges[number][1]]
                 part = self._part[consumer]
+                if not counts[part]:
+                    continue
                 table_ = self.tables.edge_tables[table_number]
                 out = weights.time[part] * table_.seconds
                 repeated = consumer in again
@@ -439,6 +451,22 @@ class Folded:
                 found.append(self.elimination.solve(self.sums(schedule, weights).seconds)[0])
             self._least[recompute] = tuple(found)
         return self._least[recompute]
+
+    def least_kept(self, recompute: str) -> tuple[float, ...]:
+        """The least bytes that each segment keeps for the backward of one microbatch.
+
+        Chosen for that segment alone; gathered weights are not counted.
+        """
+        if recompute not in self._lean:
+            none = (0.0,) * len(self.parts)
+            found = []
+            for part in range(len(self.parts)):
+                one = tuple(float(i == part) for i in range(len(self.parts)))
+                weights = Weights(time=none, update=none, late=none, stored=none, kept=one)
+                sums = self.sums(Schedule(recompute=recompute), weights)
+                found.append(self.elimination.solve(sums.num_bytes)[0])
+            self._lean[recompute] = tuple(found)
+        return self._lean[recompute]
 
     # ---- exact figures ----------------------------------------------------------------------
 

@@ -85,12 +85,20 @@ class Prepared:
     rules: Rules = field(init=False)
     proposals: Proposals = field(init=False)
     batch: Proposals = field(init=False)
+    _tokens: Proposals | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Find them."""
         self.rules = Rules(self.graph)
         self.proposals = Proposals(self.graph, self.rules)
         self.batch = Proposals(self.graph, self.rules, only_inputs=True)
+
+    @property
+    def tokens(self) -> Proposals:
+        """Cuts of the tokens of each sample, found where they are asked for."""
+        if self._tokens is None:
+            self._tokens = Proposals(self.graph, self.rules, only_inputs=True, dim=1)
+        return self._tokens
 
 
 def solve(

@@ -1,15 +1,18 @@
 """The space of arrangements: how devices, samples and blocks of a step are divided.
 
 An arrangement says how many stages a pipeline has, how the devices of a stage lie on the axes
-``replica`` x ``data`` x ``model``, how many samples one microbatch has, in what order a pipeline
-works, and what backward computes again. What it leaves to the inner search: how each operator uses
-the ``model`` axis, and which parameters are stored in parts along ``data`` (FSDP) and ``model``.
-Parameters are whole along ``replica``: shard inside a unit of the cluster, replicate across (HSDP).
+``replica`` x ``data`` x ``context`` x ``model``, how many samples one microbatch has, in what order
+a pipeline works, and what backward computes again. ``context`` cuts the tokens of each sample. What
+it leaves to the inner search: how each operator uses the ``model`` axis, and which parameters are
+stored in parts along ``data`` with ``context`` (FSDP) and ``model``. Parameters are whole along
+``replica``: shard inside a unit of the cluster, replicate across (HSDP).
 The optimizer's state and work are always shared by all that hold a parameter whole (ZeRO 1): that
 costs nothing.
 
 Left out, since another arrangement is as fast and takes no more memory: GPipe (1F1B), recomputing
-what backward does not need. Left out too: interleaved schedules whose microbatches do not come in
+what backward does not need, tokens cut where there are samples to cut (``context`` and the samples
+of a microbatch have no common divisor: in its place more devices along ``data`` take fewer samples
+each). Left out too: interleaved schedules whose microbatches do not come in
 whole rounds of the stages (Megatron-LM does not take them), and stages that do not divide the
 blocks evenly, neither alone nor with both ends as a block each.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd, prod
 
 from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
@@ -28,8 +32,13 @@ from autoshard.search.bounds import divides
 from autoshard.search.ladder import divisors
 from autoshard.search.pipeline import check
 
-AXES = ("pipeline", "replica", "data", "model")
-USES: Mapping[str, AxisUse] = {"replica": "data", "data": "batch", "model": "tensor"}
+AXES = ("pipeline", "replica", "data", "context", "model")
+USES: Mapping[str, AxisUse] = {
+    "replica": "data",
+    "data": "batch",
+    "context": "tokens",
+    "model": "tensor",
+}
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 """Samples of a microbatch on one device along ``data`` that are tried, beside all at once."""
@@ -49,7 +58,8 @@ class Arrangement:
         pipeline: stages.
         replica: groups that each hold all parameters.
         data: devices that a group's batch is cut over.
-        model: devices that share a sample.
+        context: devices that the tokens of each sample are cut over.
+        model: devices that share a token.
         micro_batch: samples of a microbatch on one device along replica and data.
         microbatches: of one step.
         virtual_stages: chunks of the model on each stage.
@@ -59,6 +69,7 @@ class Arrangement:
     pipeline: int
     replica: int
     data: int
+    context: int = 1
     model: int
     micro_batch: int
     microbatches: int
@@ -76,9 +87,14 @@ class Arrangement:
         return self.micro_batch * self.replica * self.data
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Sizes of a stage's axes: replica, data, model."""
-        return self.replica, self.data, self.model
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of a stage's axes: those of ``AXES`` but the first."""
+        return self.replica, self.data, self.context, self.model
+
+    @property
+    def devices(self) -> int:
+        """Devices of a stage."""
+        return prod(self.sizes)
 
     @property
     def mesh(self) -> MeshDocument:
@@ -98,7 +114,7 @@ class Arrangement:
             order=self.order,
             recompute=self.recompute,
             style=style,
-            optimizer_shards=self.replica * self.data,
+            optimizer_shards=self.replica * self.data * self.context,
         )
 
     @property
@@ -108,6 +124,7 @@ class Arrangement:
             "pipeline": self.pipeline,
             "replica": self.replica,
             "data": self.data,
+            "context": self.context,
             "model": self.model,
             "micro_batch": self.micro_batch,
             "virtual_stages": self.virtual_stages,
@@ -133,6 +150,7 @@ def arrangements(
     global_batch: int,
     blocks: int,
     *,
+    tokens: int = 1,
     axes: Mapping[str, Range] | None = None,
     recompute: tuple[str, ...] = ("none", "full"),
 ) -> list[Arrangement]:
@@ -142,6 +160,7 @@ def arrangements(
         cluster: all of its devices are used.
         global_batch: samples of one step.
         blocks: repeated blocks of the model; stages are made of them.
+        tokens: of a sample, that ``context`` divides; 1: it has none.
         axes: least and most size of some axes.
         recompute: kinds of recomputation that are tried.
 
@@ -158,6 +177,9 @@ def arrangements(
         least, most = allowed.get(name, (1, None))
         return least <= size and (most is None or size <= most)
 
+    def may_all(*sizes: int) -> bool:
+        return all(may(n, s) for n, s in zip(AXES[1:], sizes, strict=True))
+
     out: list[Arrangement] = []
     for p in reversed(divisors(cluster.devices)):
         if not may("pipeline", p) or not divides(blocks, p):
@@ -167,15 +189,16 @@ def arrangements(
             cluster.with_devices(stage)
         except MeshError:
             continue  # part of a node and more: a stage must fill whole nodes
-        for model in reversed(divisors(stage)):
-            for replica in _replicas(cluster, stage // model, model):
-                data = stage // model // replica
-                if global_batch % (data * replica) or not all(
-                    may(n, s) for n, s in zip(AXES[1:], (replica, data, model), strict=True)
-                ):
+        for model, context in _shares(stage, tokens):
+            for replica in _replicas(cluster, stage // (model * context), model * context):
+                data = stage // (model * context * replica)
+                if global_batch % (data * replica) or not may_all(replica, data, context, model):
                     continue
                 each = global_batch // (data * replica)
                 for micro in sorted({*(n for n in MICRO_BATCHES if each % n == 0), each}):
+                    common = gcd(micro, context)
+                    if common > 1 and may_all(replica, data * common, context // common, model):
+                        continue
                     for virtual in VIRTUAL:
                         if not _runs(p, virtual, each // micro, blocks):
                             continue
@@ -184,6 +207,7 @@ def arrangements(
                                 pipeline=p,
                                 replica=replica,
                                 data=data,
+                                context=context,
                                 model=model,
                                 micro_batch=micro,
                                 microbatches=each // micro,
@@ -198,13 +222,25 @@ def arrangements(
     return out
 
 
-def _replicas(cluster: Cluster, data: int, model: int) -> list[int]:
-    """Groups of devices that hold all parameters: one, or one a unit of the cluster."""
+def _shares(stage: int, tokens: int) -> list[tuple[int, int]]:
+    """(model, context) of a stage's devices."""
+    return [
+        (model, context)
+        for model in reversed(divisors(stage))
+        for context in reversed(divisors(gcd(stage // model, tokens)))
+    ]
+
+
+def _replicas(cluster: Cluster, data: int, share: int) -> list[int]:
+    """Groups of devices that hold all parameters: one, or one a unit of the cluster.
+
+    ``share`` devices have the same samples, ``data`` such groups are side by side.
+    """
     units = {cluster.devices_per_node, *(t.devices for t in cluster.tiers[:-1] if t.devices)}
     out = {1}
     for unit in units:
-        inside = unit // model
-        if unit % model == 0 and inside > 1 and data % inside == 0:
+        inside = unit // share
+        if unit % share == 0 and inside > 1 and data % inside == 0:
             out.add(data // inside)
     return sorted(out)
 

@@ -1,11 +1,12 @@
 """The search of the whole space, with a certificate.
 
 Every arrangement (:mod:`autoshard.search.space`) gets a bound in steps, each taken only where the
-one before does not rule it out: work and bytes divided by the devices; what the axis ``model``
-alone costs; the least sum of its tables, within the memory; the exact price of its best strategies.
-The lowest bound is always looked at next, as a trial of an Optuna study; when it is above the best
-price, that price is the optimum of the space, up to the gap between bounds and prices of what was
-solved: the certificate.
+one before does not rule it out: work and bytes divided by the devices; messages of parameters that
+do not fit whole; what the axes cost that share a sample, at the largest microbatch and at its own;
+the least sum of its tables, within the memory; the exact price of its best strategies. The lowest
+bound is always looked at next, as a trial of an Optuna study; when it is above the best price, that
+price is the optimum of the space, up to the gap between bounds and prices of what was solved: the
+certificate.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from autoshard.search.inner import Prepared
 from autoshard.search.memory import optimizer_of
 from autoshard.search.scheduled import Found, Scheduled
 from autoshard.search.space import AXES, USES, Arrangement
+from autoshard.search.storing import Storing
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -145,17 +147,40 @@ class Problems:
         largest = max(a.batch for a in space)
         self._least = Least(self.graphs(largest), self.cluster, self.style)
         self._stands_for = standing(self._least.is_block, self.blocks)
+        self._most = max(a.micro_batch for a in space)
+        self._storing = Storing(self._least.graph, self.cluster)
 
     def least(self, a: Arrangement) -> float:
         """The first bound: work alone; infinite where not even the bytes fit."""
         assert self._least is not None
-        devices, schedule = a.replica * a.data * a.model, a.schedule(self.style)
-        stored = self._least.stage_bytes(
-            schedule, self._stands_for, a.batch, devices, optimizer_of(self.optimizer)
-        )
-        if stored + self.cluster.reserve_bytes > SURE * self.limit:
+        if self._room(a) < 0:
             return inf
-        return self._least.step_seconds(schedule, self._stands_for, a.batch, devices)
+        schedule = a.schedule(self.style)
+        return self._least.step_seconds(schedule, self._stands_for, a.batch, a.devices)
+
+    def _room(self, a: Arrangement, kept: Sequence[float] | None = None) -> float:
+        """Bytes left on the first stage where everything is cut over all of its devices.
+
+        ``kept``: what each segment keeps for backward at least, if that is known better.
+        """
+        assert self._least is not None
+        schedule = a.schedule(self.style)
+        stored = self._least.stage_bytes(
+            schedule, self._stands_for, a.batch, a.devices, optimizer_of(self.optimizer), kept
+        )
+        return SURE * self.limit - self.cluster.reserve_bytes - stored
+
+    def by_storing(self, a: Arrangement) -> float:
+        """The second bound: work, and messages where parameters do not fit whole."""
+        assert self._least is not None
+        schedule = a.schedule(self.style)
+        stored = self._stored(a, self._room(a))
+        return self._least.step_seconds(schedule, self._stands_for, a.batch, a.devices, stored)
+
+    def _stored(self, a: Arrangement, room: float) -> float:
+        """Seconds of the first stage's messages of one microbatch that the memory asks for."""
+        schedule = a.schedule(self.style)
+        return self._storing.first_stage(schedule, self._stands_for, a.sizes, room)
 
     def fits(self, a: Arrangement) -> bool:
         """Whether some strategies are within the limit."""
@@ -163,22 +188,39 @@ class Problems:
             return False
         return self.solve(a).fits
 
-    def by_model_axis(self, a: Arrangement) -> float:
-        """The second bound: the axis ``model`` alone, with the samples of one device along data.
+    def by_share(self, a: Arrangement) -> float:
+        """The third bound: the axis ``model`` alone, a share of what the most samples take.
+
+        n samples take no less than the share n / m of what m take, nor do the tokens of one device
+        along ``context`` take less than their share.
+        """
+        most = self._alone(replace(a, context=1, micro_batch=self._most))
+        return self._bound_alone(a, most, -(-self._most // a.micro_batch) * a.context)
+
+    def by_axes(self, a: Arrangement) -> float:
+        """The fourth bound: the axes that share a sample alone, with the samples of one device.
 
         Devices along ``data`` compute what one does with its samples; storing parameters in parts
-        there costs messages and saves no computing but the optimizer's, which is left out.
+        there saves no computing but the optimizer's, which is left out, and costs messages: the
+        least that the memory asks for.
         """
-        alone = replace(
-            a,
-            pipeline=self.cluster.devices // a.model,
-            replica=1,
-            data=1,
-        )
-        folded = self.folded(alone)
-        seconds = folded.least_parts(a.recompute)
+        alone = self._alone(a)
+        return self._bound_alone(a, alone, 1, alone.least_kept(a.recompute))
+
+    def _alone(self, a: Arrangement) -> Folded:
+        """The tables of the axes that share a sample."""
+        stages = self.cluster.devices // (a.context * a.model)
+        return self.folded(replace(a, pipeline=stages, replica=1, data=1))
+
+    def _bound_alone(
+        self, a: Arrangement, alone: Folded, shares: int, kept: Sequence[float] | None = None
+    ) -> float:
+        stored = self._stored(a, self._room(a, kept))
+        if stored == inf:
+            return inf
+        seconds = [s / shares for s in alone.least_parts(a.recompute)]
         schedule = a.schedule(self.style)
-        return step_of_parts(schedule, folded.is_block, folded.stands_for, seconds)
+        return step_of_parts(schedule, alone.is_block, alone.stands_for, seconds, stored)
 
     def folded(self, a: Arrangement) -> Folded:
         """The tables of an arrangement's mesh and microbatch."""
@@ -204,6 +246,7 @@ class Problems:
                 rules=prepared.rules,
                 proposals=prepared.proposals,
                 batch=prepared.batch,
+                tokens=prepared.tokens if a.context > 1 else None,
             )
             self._folded[key] = Folded(model, candidates, names, self.blocks)
         return self._folded[key]
@@ -215,7 +258,7 @@ class Problems:
         return self._scheduled[a]
 
     def bound(self, a: Arrangement) -> float:
-        """The second bound: the least sum of the tables within the memory."""
+        """The last bound: the least sum of the tables within the memory."""
         self.bounded += 1
         return self.scheduled(a).bound()
 
@@ -244,7 +287,12 @@ class BestFirst:
             (bound, i, 0) for i, a in enumerate(space) if (bound := problems.least(a)) < inf
         ]
         heapq.heapify(self._heap)
-        self._levels = (problems.by_model_axis, problems.bound)
+        self._levels = (
+            problems.by_storing,
+            problems.by_share,
+            problems.by_axes,
+            problems.bound,
+        )
         self.best = inf
         self._gone: list[tuple[float, int, int]] = []
 

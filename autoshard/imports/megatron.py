@@ -41,7 +41,7 @@ SWITCHES = (
 SHARDINGS = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum"}
 LAUNCHER = ("--nnodes", "--nproc-per-node", "--nproc_per_node", "--standalone")
-MEND = "set them to 1, or price such a plan with autoshard plan"
+MEND = "set them to 1, or let autoshard plan --space full choose them"
 
 
 def parse(text: str, devices: int) -> Foreign:
@@ -53,12 +53,12 @@ def parse(text: str, devices: int) -> Foreign:
 
     Raises:
         RequestError: a flag without its value, or sizes that do not divide ``devices``.
-        ExportUnsupported: pipelines, contexts, experts: this version does not plan them.
+        ExportUnsupported: pipelines, contexts, experts, which such a plan does not have.
     """
     values, ignored = _flags(text)
     size = {name: _number(values, name, 1) for name in NUMBERS[:6]}
     lost = [
-        f"{name} {size[name]}: this version plans data and tensor parallelism"
+        f"{name} {size[name]}: such a configuration is read as data and tensor parallelism"
         for name in NUMBERS[1:5]
         if size[name] > 1
     ]

@@ -131,6 +131,8 @@ def _use(program: Program, axis: int) -> str:
                 gathered += producer.num_bytes
     total = sum(work.values()) or 1
     samples = "FSDP" if gathered > stored / 2 else "data parallel"
+    if program.axis_names[axis] == "context":
+        samples = "context parallel" if samples != "FSDP" else "context parallel with FSDP"
     shares = {samples if k == "samples" else k: v / total for k, v in work.items() if v}
     main = max(shares, key=lambda k: shares[k], default="replicated")
     if shares.get(main, 1.0) >= MOST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ class Family:
         if self.depth is not None:
             return self.depth
         return sum(len(r.starts) for r in self.growth.one.repeats)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of each sample: inputs of whole numbers, one for each token; 1: it has none."""
+        inputs = self.growth.one.inputs.values()
+        rows = [n.shape[1] for n in inputs if n.dtype == "int64" and len(n.shape) == 2]
+        return gcd(*rows) or 1
 
     def few(self, batch: int) -> ModelGraph:
         """The graph of a few blocks."""

@@ -24,6 +24,8 @@ from autoshard.search.whole import Problems, Result, search_whole
 SPACES = ("plain", "full")
 """What ``optimize`` searches: what the bundled runtime runs, or everything that can be priced."""
 
+SHORTER = tuple(short for short, axis in SHORT_AXES.items() if axis in AXES)
+
 _AXIS = re.compile(r"\s*([a-z]+)\s*(<=|>=|=)\s*(\d+)\s*")
 
 
@@ -48,9 +50,10 @@ class Whole:
         """What was searched, in words."""
         c = self.result.certificate
         return (
-            f"space: {c.arrangements:,} arrangements of stages, replicas, data and model axes, "
-            f"microbatches and recomputation, with blocks alike; {c.bounded:,} bounded by their "
-            f"tables, {c.solved:,} solved and priced; the plan is within {c.gap:.2%} of the bound"
+            f"space: {c.arrangements:,} arrangements of stages, replicas, data, context and model "
+            f"axes, microbatches and recomputation, with blocks alike; {c.bounded:,} bounded by "
+            f"their tables, {c.solved:,} solved and priced; the plan is within {c.gap:.2%} of the "
+            "bound"
         )
 
 
@@ -66,7 +69,7 @@ def read_axes(texts: Sequence[str] | Mapping[str, int | Range] | None) -> dict[s
     def narrow(name: str, least: int, most: int | None) -> None:
         axis = SHORT_AXES.get(name, name)
         if axis not in AXES:
-            raise UnknownNameError("mesh axis", name, (*AXES, "dp", "tp", "pp"))
+            raise UnknownNameError("mesh axis", name, (*AXES, *SHORTER))
         low, high = found.get(axis, (1, None))
         low = max(low, least)
         high = most if high is None else high if most is None else min(high, most)
@@ -120,7 +123,7 @@ def search_space(
         MeshError: no arrangement is within the axes' ranges.
     """
     family = family_of(model, seq_len=seq_len, dtype=dtype, say=say)
-    space = arrangements(cluster, global_batch, family.blocks, axes=axes)
+    space = arrangements(cluster, global_batch, family.blocks, tokens=family.tokens, axes=axes)
     problems = Problems(family.few, family.blocks, cluster, optimizer, limit, style)
     say(f"searching {len(space):,} arrangements")
 
@@ -231,7 +234,9 @@ def _nearest(
     for factor in (2, 4, 8, 16):
         try:
             larger = cluster.with_devices(cluster.devices * factor)
-            space = arrangements(larger, global_batch, family.blocks, axes=axes)
+            space = arrangements(
+                larger, global_batch, family.blocks, tokens=family.tokens, axes=axes
+            )
         except (MeshError, RequestError):
             continue
         problems = Problems(family.few, family.blocks, larger, optimizer, limit, style)

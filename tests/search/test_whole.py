@@ -50,6 +50,10 @@ MODELS: dict[str, tuple[Callable[[int], ModelGraph], int]] = {
 }
 
 
+TOKENS = {"llama": 128, "wide": 512, "mlp": 1}
+"""Of a sample."""
+
+
 def reserved(cluster: str, devices: int) -> Cluster:
     return replace(Cluster.preset(cluster, devices), reserve_bytes=0)
 
@@ -64,7 +68,12 @@ def problems(
 def space(
     model: str, cluster: Cluster, batch: int, axes: dict[str, Range] | None = None
 ) -> list[Arrangement]:
-    return arrangements(cluster, batch, MODELS[model][1], axes=axes)
+    return arrangements(cluster, batch, MODELS[model][1], tokens=TOKENS[model], axes=axes)
+
+
+def bounds(problems: Problems, a: Arrangement) -> list[float]:
+    found = (problems.least, problems.by_storing, problems.by_share, problems.by_axes)
+    return [bound(a) for bound in (*found, problems.bound)]
 
 
 CASES = [
@@ -74,8 +83,10 @@ CASES = [
     ("llama", "h100", 32, 32, {"pipeline": (1, 4), "model": (1, 4)}),
     ("llama", "h100", 64, 64, {"pipeline": (2, 2), "model": (1, 2)}),
     ("mlp", "h100", 64, 64, {"model": (1, 4), "pipeline": (1, 2)}),
+    ("llama", "h100", 8, 1, {}),
+    ("wide", "v100", 4, 2, {"context": (2, None)}),
 ]
-"""Model, cluster, devices, samples of a step, ranges of axes: 31 spaces."""
+"""Model, cluster, devices, samples of a step, ranges of axes: 33 spaces."""
 
 
 @pytest.mark.parametrize(
@@ -95,12 +106,59 @@ def test_the_search_finds_what_exhaustive_enumeration_finds(
         price = solved.step.step_time.total_s
         if solved.fits:
             prices.append(price)
-            for bound in (other.least(a), other.by_model_axis(a), other.bound(a), solved.bound):
+            for bound in (*bounds(other, a), solved.bound):
                 assert bound <= price * (1 + 1e-9), a.label
     assert result.found.fits
     assert result.found.step.step_time.total_s == min(prices)
     assert result.certificate.lower_bound_s <= min(prices)
     assert result.certificate.solved <= len(points)
+
+
+@pytest.mark.parametrize(("model", "batch", "share"), [("llama", 4, 0.5), ("wide", 4, 0.2)])
+def test_the_search_finds_the_optimum_within_a_memory_limit(
+    model: str, batch: int, share: float
+) -> None:
+    cluster = reserved("h100", 4)
+    points = space(model, cluster, batch)
+    free = problems(model, cluster)
+    free.prepare(points)
+    best = search_whole(points, free).found.step
+    least = min(free.scheduled(a).leanest_bytes() for a in points)
+    limit = int(least + share * (best.memory.total_bytes - least))
+    result = search_whole(points, problems(model, cluster, limit))
+    other = problems(model, cluster, limit)
+    other.prepare(points)
+    prices = []
+    for a in points:
+        found = other.solve(a)
+        if found.fits:
+            prices.append(found.step.step_time.total_s)
+            assert all(bound <= prices[-1] * (1 + 1e-9) for bound in bounds(other, a)), a.label
+    assert best.step_time.total_s < result.found.step.step_time.total_s == min(prices)
+
+
+@pytest.mark.parametrize("cluster", ["h100", "v100"])
+def test_tokens_are_not_cut_where_samples_can_be(cluster: str) -> None:
+    inner = problems("llama", reserved(cluster, 4))
+    for left, taken in (((1, 2), (2, 1)), ((2, 2), (4, 1)), ((1, 4), (2, 2)), ((1, 4), (4, 1))):
+        pair = [
+            Arrangement(
+                pipeline=4 // (data * context),
+                replica=1,
+                data=data,
+                context=context,
+                model=1,
+                micro_batch=4 // data,
+                microbatches=2,
+                virtual_stages=1,
+                recompute="none",
+            )
+            for data, context in (left, taken)
+        ]
+        cut, samples = (inner.solve(a).step for a in pair)
+        assert samples.step_time.total_s <= cut.step_time.total_s
+        assert pair[0] not in space("llama", reserved(cluster, 4), 8)
+        assert (pair[1] in space("llama", reserved(cluster, 4), 8)) == (taken[1] == 1)
 
 
 @pytest.mark.parametrize("uses", [("batch", "tensor")])
@@ -306,13 +364,14 @@ def test_ranges_of_axes_are_kept_and_unknown_ones_refused() -> None:
 
 def test_every_arrangement_uses_all_devices_and_samples() -> None:
     cluster = reserved("h100", 64)
-    points = arrangements(cluster, 96, 12)
+    points = arrangements(cluster, 96, 12, tokens=24)
     assert len(points) == len(set(points))
     for a in points:
-        assert a.pipeline * a.replica * a.data * a.model == 64
+        assert a.pipeline * a.devices == 64
         assert a.batch * a.microbatches == 96
         assert divides(12, a.pipeline * a.virtual_stages)
-    assert any(a.replica > 1 and a.data * a.model == 8 for a in points)
+    assert any(a.replica > 1 and a.data * a.context * a.model == 8 for a in points)
+    assert {a.context for a in points} == {1, 2, 4, 8}
 
 
 def test_ways_have_the_closed_forms_on_equal_chunks() -> None:
@@ -354,7 +413,7 @@ def test_bounds_hold_however_operators_are_run(style: Style, cluster: str) -> No
     other.prepare(points)
     for a in points:
         price = other.solve(a).step.step_time.total_s
-        for bound in (other.least(a), other.by_model_axis(a), other.bound(a)):
+        for bound in bounds(other, a):
             assert bound <= price * (1 + 1e-9), a.label
 
 
