@@ -106,15 +106,11 @@ class Proposals:
         self.graph, self.rules, self.dim = graph, rules, dim
         self._class_of = _classes(graph)
         self._cuts: dict[str, set[RawCut]] = {c: set() for c in self._class_of.values()}
+        self._new: list[tuple[str, RawCut]] = []
         representatives = [n for n in graph.nodes if self._represents(n)]
         for node in representatives:
             self._seed(node, only_inputs)
-        changed = True
-        while changed:
-            changed = False
-            for node in (*representatives, *reversed(representatives)):
-                if not node.is_leaf:
-                    changed = self._spread(node) or changed
+        self._spread([n for n in representatives if not n.is_leaf])
 
     def __getitem__(self, name: str) -> frozenset[RawCut]:
         return frozenset(self._cuts[self._class_of[name]])
@@ -128,7 +124,7 @@ class Proposals:
         rule = self.rules[node.name]
         found: dict[str, set[tuple[int, int]]] = {f: set() for f in rule.factors}
         for name, dims in self._tensors(node, rule):
-            for dim, outer, n in self[name]:
+            for dim, outer, n in self._cuts[self._class_of[name]]:
                 hit = _in_factor(rule, dims, dim, outer, n)
                 if hit and hit[0] in found:
                     found[hit[0]].add(hit[1:])
@@ -151,12 +147,11 @@ class Proposals:
         pairs = list(zip(node.operands, rule.operands, strict=True))
         return [*pairs, (node.name, rule.result)]
 
-    def _add(self, name: str, cut: RawCut) -> bool:
-        cuts = self._cuts[self._class_of[name]]
-        if cut in cuts or cut[2] < 2:
-            return False
-        cuts.add(cut)
-        return True
+    def _add(self, name: str, cut: RawCut) -> None:
+        kind = self._class_of[name]
+        if cut[2] > 1 and cut not in self._cuts[kind]:
+            self._cuts[kind].add(cut)
+            self._new.append((kind, cut))
 
     def _seed(self, node: Node, only_inputs: bool) -> None:
         if node.op in ("input", "parameter"):
@@ -171,21 +166,28 @@ class Proposals:
             if factor in rule.anchors:
                 self._spread_factor(node, rule, factor, 1, rule.sizes[factor])
 
-    def _spread(self, node: Node) -> bool:
-        rule = self.rules[node.name]
-        changed = False
-        for factor, proposals in self.factors(node).items():
-            for outer, n in proposals:
-                changed = self._spread_factor(node, rule, factor, outer, n) or changed
-        return changed
+    def _spread(self, operators: Sequence[Node]) -> None:
+        """Hand each new cut on, along its factor in every operator that has the value."""
+        having: dict[str, list[tuple[Node, Rule, Dims]]] = {}
+        for node in operators:
+            rule = self.rules[node.name]
+            for name, dims in self._tensors(node, rule):
+                having.setdefault(self._class_of[name], []).append((node, rule, dims))
+        done: set[tuple[str, str, int, int]] = set()
+        while self._new:
+            kind, cut = self._new.pop()
+            for node, rule, dims in having.get(kind, ()):
+                hit = _in_factor(rule, dims, *cut)
+                if hit is None or hit[0] not in rule.factors or (node.name, *hit) in done:
+                    continue
+                done.add((node.name, *hit))
+                self._spread_factor(node, rule, *hit)
 
-    def _spread_factor(self, node: Node, rule: Rule, factor: str, outer: int, n: int) -> bool:
-        changed = False
+    def _spread_factor(self, node: Node, rule: Rule, factor: str, outer: int, n: int) -> None:
         for name, dims in self._tensors(node, rule):
             state = rule.place(dims, factor, outer, n, R)
             if isinstance(state, Cut):
-                changed = self._add(name, (state.dim, state.outer, state.n)) or changed
-        return changed
+                self._add(name, (state.dim, state.outer, state.n))
 
 
 def _classes(graph: ModelGraph) -> dict[str, str]:

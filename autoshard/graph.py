@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 
@@ -44,6 +44,12 @@ ITEM_BYTES = {
 """Bytes of one element, by dtype name as torch prints it without ``torch.``."""
 
 LEAVES = frozenset({"input", "parameter", "buffer", "constant"})
+
+
+@cache
+def _family(op: str) -> str:
+    parts = op.split(".")
+    return ".".join(parts[:2]) if len(parts) > 2 else op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +92,7 @@ class Node:
     @property
     def family(self) -> str:
         """The operator without its overload: ``aten.add`` of ``aten.add.Tensor``."""
-        parts = self.op.split(".")
-        return ".".join(parts[:2]) if len(parts) > 2 else self.op
+        return _family(self.op)
 
     @property
     def itemsize(self) -> int:

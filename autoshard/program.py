@@ -319,25 +319,26 @@ class Program:
         A node does not list what an operator before it kept already, but all of a kind keep the
         same: where an operand is moved for each use, each use keeps its own copy.
         """
-        return self._kept[self._call(node)]
+        return self._kept[node.name]
 
     def _call(self, node: Node) -> object:
         grads = tuple(self.graph.by_name[o].differentiable for o in node.operands)
         return node.op, node.roles, tuple(sorted(node.attrs.items())), grads
 
     @cached_property
-    def _kept(self) -> dict[object, frozenset[str]]:
-        """Roles that autograd keeps for backward, by kind of call.
+    def _kept(self) -> dict[str, frozenset[str]]:
+        """Roles that autograd keeps for backward, by operator.
 
         A node does not list what an operator before it kept already. Where a weight is used
         twice, each use gathers it anew and keeps its own, so all calls of a kind count.
         """
-        out: dict[object, frozenset[str]] = {}
-        for node in self.graph.nodes:
-            if node.differentiable and not node.is_leaf:
-                call = self._call(node)
-                out[call] = out.get(call, frozenset()) | frozenset(node.saved)
-        return out
+        operators = [n for n in self.graph.nodes if n.differentiable and not n.is_leaf]
+        calls = {node.name: self._call(node) for node in operators}
+        of_call: dict[object, frozenset[str]] = {}
+        for node in operators:
+            call = calls[node.name]
+            of_call[call] = of_call.get(call, frozenset()) | frozenset(node.saved)
+        return {name: of_call[call] for name, call in calls.items()}
 
     def bucket_collective(self, index: int, coordinate: Sequence[int]) -> Collective:
         """The fused message of one bucket."""

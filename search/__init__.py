@@ -12,6 +12,7 @@ from autoshard.search.outer import (
     search,
     slower_by,
 )
+from autoshard.search.solved import Solved
 
 __all__ = [
     "Asked",
@@ -20,6 +21,7 @@ __all__ = [
     "Prepared",
     "SearchResult",
     "Solution",
+    "Solved",
     "Standing",
     "binding",
     "configurations",

@@ -12,8 +12,9 @@ last microbatch's backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import ceil, prod
 
@@ -430,19 +431,23 @@ def _seconds(model: CostModel, happenings: Sequence[Happening]) -> tuple[float, 
     return computing + waiting + apart, computing, apart
 
 
-def measured_step(model: CostModel, program: Program, schedule: Schedule) -> Measured:
+def measured_step(measure: Callable[[Schedule], Measured], schedule: Schedule) -> Measured:
     """The figures of each segment of one microbatch of the whole model.
+
+    Args:
+        measure: those of the graph as it is, see :func:`measure`.
+        schedule: how a step is run.
 
     Raises:
         RequestError: blocks that the graph cannot stand for.
     """
-    found = measure(model, program, schedule)
+    found = measure(schedule)
     if schedule.blocks is not None:
         found = found.with_blocks(schedule.blocks)
     again = schedule.recomputed_blocks
     if again is None or schedule.recompute == "none":
         return found
-    kept = measure(model, program, schedule.model_copy(update={"recompute": "none"}))
+    kept = measure(schedule.model_copy(update={"recompute": "none"}))
     if schedule.blocks is not None:
         kept = kept.with_blocks(schedule.blocks)
     blocks = sum(part.is_block for part in found.parts)
@@ -549,7 +554,7 @@ def price_step(
     Raises:
         RequestError: more stages than blocks, or a schedule that cannot be.
     """
-    found = measured_step(model, program, schedule)
+    found = measured_step(partial(measure, model, program), schedule)
     return compose(model, program, schedule, found, memory_limit, timeline=timeline)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from autoshard.analyzer import Captured
     from autoshard.candidates import AxisUse
-    from autoshard.search import Solution, Standing
+    from autoshard.search import Solution, Solved, Standing
 
 TIGHT = 0.03
 """Share of the memory below which a plan warns that little is to spare (assumed)."""
@@ -214,6 +214,7 @@ def estimate(
     recomputed_blocks: int | None = None,
     seed: int = 0,
     captured: Captured | None = None,
+    solved: Solved | None = None,
     progress: bool | Callable[[str], None] | None = True,
 ) -> Plan:
     """What a model costs on one given mesh; arguments as :func:`optimize`, and how a step is run.
@@ -253,6 +254,8 @@ def estimate(
             are priced like the one in the middle.
         recomputed_blocks: how many blocks ``recompute`` is of, spread evenly; None: all.
         captured: the model, if at hand; of one microbatch.
+        solved: of the graph of ``captured``, where several estimates are to share what they have
+            in common.
 
     Raises:
         RequestError: the request is wrong; says where and what would be right.
@@ -292,6 +295,7 @@ def estimate(
         source=source_of(model),
         seq_len=seq_len,
         schedule=chosen,
+        solved=solved,
     )
 
 
@@ -306,6 +310,7 @@ def price(
     source: str | None,
     seq_len: int | None,
     schedule: Schedule | None = None,
+    solved: Solved | None = None,
 ) -> Plan:
     """The fastest plan on the request's mesh with its axes used so, whether it fits or not.
 
@@ -319,16 +324,22 @@ def price(
         source: where the model comes from.
         seq_len: tokens of a sample.
         schedule: how a step is run; the model is then captured at one microbatch. None: at once.
+        solved: of the graph of ``captured``; None: nothing is shared.
+
+    Raises:
+        RequestError: ``solved`` is of another graph.
     """
-    from autoshard.search import solve
+    from autoshard.search import Solved
 
     request.say(f"pricing {len(captured.graph.nodes)} operators")
     assert request.mesh is not None
     schedule = schedule or Schedule()
     limit = request.cluster.device.memory_bytes
     limit = limit if memory_limit_bytes is None else memory_limit_bytes
-    solution = solve(
-        captured.graph,
+    solved = solved or Solved(captured.graph)
+    if solved.graph is not captured.graph:
+        raise RequestError("solved is of another graph than captured; give Solved(captured.graph)")
+    found = solved.on(
         request.cluster,
         request.mesh.sizes,
         request.mesh.axis_names,
@@ -339,8 +350,7 @@ def price(
         pins=pins,
         style=schedule.style,
     )
-    if not schedule.is_plain:
-        solution = scheduled(solution, request.cluster, schedule, request.optimizer, limit)
+    solution = found.solution if schedule.is_plain else found.scheduled(schedule, limit)
     return _plan(
         solution,
         captured.graph,
@@ -352,31 +362,6 @@ def price(
         lower_bound_s=solution.lower_bound_s if schedule.is_plain else None,
         schedule=schedule,
     ).attach(captured)
-
-
-def scheduled(
-    solution: Solution, cluster: Cluster, schedule: Schedule, optimizer: str, limit: int
-) -> Solution:
-    """The same strategies with the figures of a step of ``schedule``."""
-    from dataclasses import replace
-
-    from autoshard.search.cost import CostModel
-    from autoshard.search.step import price_step
-
-    program = solution.program
-    if "fsdp" in solution.uses:
-        # What is gathered lives as long as its block: a step of many parts keeps none of it.
-        program = program.regathering()
-    model = CostModel.of(program, cluster, optimizer, schedule.style)
-    step = price_step(model, program, schedule, limit)
-    return replace(
-        solution,
-        program=program,
-        regather=program.regather,
-        step_time=step.step_time,
-        memory=step.memory,
-        collectives=step.collectives,
-    )
 
 
 def _check_plain(space: str, axes: object, sampler: str, kernels: str) -> None:

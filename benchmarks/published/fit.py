@@ -14,12 +14,10 @@ import argparse
 import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from autoshard.errors import AutoshardError
@@ -27,9 +25,9 @@ from autoshard.plan import Schedule
 from autoshard.planner.predicted import model_of
 from autoshard.program import Program
 from autoshard.search.cost import CostModel
-from autoshard.search.step import Measured, compose, measured_step, retimed
+from autoshard.search.step import Measured, compose, measure, measured_step, retimed
 from benchmarks.published.constants import FREE, with_constants
-from benchmarks.published.pricing import Captures, captured, plan_of
+from benchmarks.published.pricing import Known, plan_of, spread
 from benchmarks.published.rows import (
     Inexpressible,
     complete,
@@ -70,22 +68,23 @@ class Row:
         return [i for i, f in enumerate(FREE) if any(name.startswith(d) for d in f.devices)]
 
 
-def rows_of(rows: Sequence[Mapping[str, str]]) -> list[Row]:
-    """The rows that can be priced, with their segments."""
-    torch.set_num_threads(1)
-    known: Captures = {}
-    out = []
+_KNOWN = Known()
+"""What is known in this process: runs of rows have models in common."""
+
+
+def rows_of(rows: Sequence[Mapping[str, str]]) -> list[Row | None]:
+    """The rows with their segments; None where one cannot be priced."""
+    out: list[Row | None] = []
     for row in rows:
         try:
-            asked = request(row)
-            plan = plan_of(asked, known)
+            plan = plan_of(request(row), _KNOWN)
         except (Inexpressible, AutoshardError):
+            out.append(None)
             continue
-        schedule = plan.schedule
-        program = plan.attach(captured(asked, known)).program()
+        program = plan.program()
         model = model_of(program, plan)
-        found = measured_step(model, program, schedule)
-        out.append(Row(row, model, program, schedule, found))
+        found = measured_step(partial(measure, model, program), plan.schedule)
+        out.append(Row(row, model, program, plan.schedule, found))
     return out
 
 
@@ -183,13 +182,7 @@ def load(path: str, processes: int) -> list[Row]:
     """The rows of a file."""
     with open(path, encoding="utf-8") as file:
         rows = [complete(r) for r in csv.DictReader(file)]
-    rows.sort(key=lambda r: (r["model_name"], r["hidden"], r["seq_len"], r["precision"]))
-    parts = [
-        rows[len(rows) * i // processes : len(rows) * (i + 1) // processes]
-        for i in range(processes)
-    ]
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return [r for found in pool.map(rows_of, parts) for r in found]
+    return [r for r in spread(rows_of, rows, processes) if r is not None]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -207,7 +208,7 @@ def request(row: Mapping[str, str]) -> Request:
             f"malformed row: global_batch={batch} is no multiple of micro_batch x dp = {micro * dp}"
         )
     d, kind, length = _dimensions(row)
-    dtype = "float32" if row["precision"] in SINGLE else DTYPES.get(row["precision"], "bfloat16")
+    dtype = _dtype(row)
     mesh = {"pipeline": pp, "data": dp, "model": tp}
     if cp > 1:
         mesh["context"] = cp
@@ -237,6 +238,20 @@ def request(row: Mapping[str, str]) -> Request:
         shape=_shape(d, kind, dtype),
         resized=lambda sizes: _resized(d, kind, dtype, sizes),
     )
+
+
+def likeness(row: Mapping[str, str]) -> str:
+    """Sorts rows so that those whose models are alike follow one another."""
+    try:
+        d, kind, _ = _dimensions(row)
+        batch = _int(row, "micro_batch") * _int(row, "dp")
+    except Inexpressible:
+        return ""
+    return repr((_shape(d, kind, _dtype(row)), d, batch))
+
+
+def _dtype(row: Mapping[str, str]) -> str:
+    return "float32" if row["precision"] in SINGLE else DTYPES.get(row["precision"], "bfloat16")
 
 
 def _sizes(d: Dimensions, batch: int, predictions: int) -> tuple[int, ...]:
@@ -275,6 +290,7 @@ def _resized(
     return _on_meta(kind, other, dtype), _inputs(kind, batch, length, predictions)
 
 
+@lru_cache(maxsize=4)
 def _on_meta(kind: str, d: Dimensions, dtype: str) -> nn.Module:
     with torch.device("meta"):
         return _model(kind, d).to(getattr(torch, dtype))
