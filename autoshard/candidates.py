@@ -27,14 +27,19 @@ from autoshard.sharding.strategy import (
     strategies,
 )
 
-AxisUse = Literal["any", "batch", "data", "fsdp", "tensor", "context", "tokens"]
+AxisUse = Literal["any", "batch", "data", "fsdp", "tensor", "context", "tokens", "expert"]
 """What an axis is used for: ``any`` leaves the choice to the search; ``batch`` cuts the batch and
 leaves the parameters' storage open, ``data`` replicates them, ``fsdp`` cuts them; ``tensor`` cuts
 every weight of a product and never the batch; ``context`` cuts the tokens of each sample and
 replicates the parameters, ``tokens`` cuts them too and stores each parameter as an axis of use
-``batch`` does: both cut one dim of it, or neither does."""
+``batch`` does: both cut one dim of it, or neither does; ``expert`` cuts the batch and replicates
+parameters, but of layers of experts it cuts the experts."""
 
 BY_TOKENS = ("context", "tokens")
+
+EXPERTS = "autoshard.experts"
+EXPERT = "e"
+"""The operator that is a layer of experts, and the factor of its rule that says which."""
 
 RawCut = tuple[int, int, int]
 """(dim, outer, n) of a value, for no axis in particular."""
@@ -260,6 +265,9 @@ class Candidates:
             self.tokens = Proposals(graph, self.rules, only_inputs=True, dim=1)
         self.pins = pins or {}
         self._weights = _weight_operands(graph)
+        self._experts = frozenset(
+            o for n in graph.nodes if n.family == EXPERTS for o in n.operands[3:]
+        )
         self._shared: dict[object, list[Strategy]] = {}
         self._lists: dict[str, list[Strategy]] = {}
         for node in graph.nodes:
@@ -303,7 +311,7 @@ class Candidates:
             allowed = [c for c in sorted(cuts) if self._large_enough(c[2], size, c in batch)]
             keep = True
             if node.op == "input":
-                if use in ("batch", "data", "fsdp"):
+                if use in ("batch", "data", "fsdp", "expert"):
                     allowed = [c for c in allowed if c in batch]
                 elif use in BY_TOKENS:
                     allowed = [c for c in sorted(self._tokens(node)) if c[2] >= size]
@@ -312,6 +320,9 @@ class Candidates:
             elif node.op == "parameter":
                 if use in ("data", "context"):
                     allowed = []
+                elif use == "expert":
+                    keep = node.name not in self._experts
+                    allowed = [] if keep else [(0, 1, node.shape[0])]
                 elif use == "fsdp" and allowed:
                     keep = False
             elif use != "any" and use != "tensor":
@@ -409,7 +420,9 @@ class Candidates:
         def of_batch(c: Choice) -> bool:
             return bool(c.factor) and (c.outer, c.n) in batch.get(c.factor, ())
 
-        if use in ("batch", "data", "fsdp", *BY_TOKENS):
+        if use == "expert" and node.family == EXPERTS:
+            return [c for c in row if c.factor == EXPERT] or row
+        if use in ("batch", "data", "fsdp", "expert", *BY_TOKENS):
             return [c for c in row if of_batch(c)] or [c for c in row if c.passes in ("R", "RP")]
         rest = [c for c in row if not of_batch(c)]
         weights = self._weights.get(node.name, ())

@@ -44,7 +44,7 @@ DEFAULT_BUCKET_BYTES = 25 * 2**20
 """Size at which fused gradients are sent: torch's DistributedDataParallel uses 25 MiB."""
 
 
-DATA_AXES = ("replica", "data", "context")
+DATA_AXES = ("replica", "data", "expert", "context")
 """Axes whose devices may share the optimizer of a replicated parameter."""
 
 

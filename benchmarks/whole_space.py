@@ -33,6 +33,7 @@ class Case:
 PUBLIC = (
     Case("llama-3-405b", "h100", 16384, 2048, 8192),
     Case("gpt3-175b", "a100-80", 1024, 1536, 2048),
+    Case("mixtral-8x22b", "h100", 256, 1024, 4096),
     Case("llama-3-70b", "h100", 64, 128, 8192),
 )
 DEPTH = tuple(Case("llama-3-405b", "h100", 1024, 512, 8192, blocks) for blocks in (8, 128))

@@ -1,13 +1,14 @@
 """The space of arrangements: how devices, samples and blocks of a step are divided.
 
 An arrangement says how many stages a pipeline has, how the devices of a stage lie on the axes
-``replica`` x ``data`` x ``context`` x ``model``, how many samples one microbatch has, in what order
-a pipeline works, and what backward computes again. ``context`` cuts the tokens of each sample. What
-it leaves to the inner search: how each operator uses the ``model`` axis, and which parameters are
-stored in parts along ``data`` with ``context`` (FSDP) and ``model``. Parameters are whole along
-``replica``: shard inside a unit of the cluster, replicate across (HSDP).
-The optimizer's state and work are always shared by all that hold a parameter whole (ZeRO 1): that
-costs nothing.
+``replica`` x ``data`` x ``expert`` x ``context`` x ``model``, how many samples one microbatch has,
+in what order a pipeline works, and what backward computes again. ``expert`` cuts the batch and, of
+layers of experts, the experts; ``context`` cuts the tokens of each sample. What it leaves to the
+inner search: how each operator uses the ``model`` axis, and which parameters are stored in parts
+along ``data`` with ``context`` (FSDP) and ``model``. Parameters are whole along ``replica``: shard
+inside a unit of the cluster, replicate across (HSDP); but for experts they are whole along
+``expert`` too. The optimizer's state and work are always shared by all that hold a parameter whole
+(ZeRO 1): that costs nothing.
 
 Left out, since another arrangement is as fast and takes no more memory: GPipe (1F1B), recomputing
 what backward does not need, tokens cut where there are samples to cut (``context`` and the samples
@@ -32,10 +33,11 @@ from autoshard.search.bounds import divides
 from autoshard.search.ladder import divisors
 from autoshard.search.pipeline import check
 
-AXES = ("pipeline", "replica", "data", "context", "model")
+AXES = ("pipeline", "replica", "data", "expert", "context", "model")
 USES: Mapping[str, AxisUse] = {
     "replica": "data",
     "data": "batch",
+    "expert": "expert",
     "context": "tokens",
     "model": "tensor",
 }
@@ -58,9 +60,10 @@ class Arrangement:
         pipeline: stages.
         replica: groups that each hold all parameters.
         data: devices that a group's batch is cut over.
+        expert: devices that a group's batch and its experts are cut over.
         context: devices that the tokens of each sample are cut over.
         model: devices that share a token.
-        micro_batch: samples of a microbatch on one device along replica and data.
+        micro_batch: samples of a microbatch on one device along replica, data and expert.
         microbatches: of one step.
         virtual_stages: chunks of the model on each stage.
         recompute: see :class:`autoshard.plan.Schedule`.
@@ -69,6 +72,7 @@ class Arrangement:
     pipeline: int
     replica: int
     data: int
+    expert: int = 1
     context: int = 1
     model: int
     micro_batch: int
@@ -84,12 +88,12 @@ class Arrangement:
     @property
     def batch(self) -> int:
         """Samples of one microbatch over all devices of a stage."""
-        return self.micro_batch * self.replica * self.data
+        return self.micro_batch * self.replica * self.data * self.expert
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Sizes of a stage's axes: those of ``AXES`` but the first."""
-        return self.replica, self.data, self.context, self.model
+        return self.replica, self.data, self.expert, self.context, self.model
 
     @property
     def devices(self) -> int:
@@ -114,7 +118,7 @@ class Arrangement:
             order=self.order,
             recompute=self.recompute,
             style=style,
-            optimizer_shards=self.replica * self.data * self.context,
+            optimizer_shards=self.devices // self.model,
         )
 
     @property
@@ -124,6 +128,7 @@ class Arrangement:
             "pipeline": self.pipeline,
             "replica": self.replica,
             "data": self.data,
+            "expert": self.expert,
             "context": self.context,
             "model": self.model,
             "micro_batch": self.micro_batch,
@@ -151,6 +156,7 @@ def arrangements(
     blocks: int,
     *,
     tokens: int = 1,
+    experts: int = 1,
     axes: Mapping[str, Range] | None = None,
     recompute: tuple[str, ...] = ("none", "full"),
 ) -> list[Arrangement]:
@@ -161,6 +167,7 @@ def arrangements(
         global_batch: samples of one step.
         blocks: repeated blocks of the model; stages are made of them.
         tokens: of a sample, that ``context`` divides; 1: it has none.
+        experts: of a layer, that ``expert`` divides; 1: it has none.
         axes: least and most size of some axes.
         recompute: kinds of recomputation that are tried.
 
@@ -189,15 +196,18 @@ def arrangements(
             cluster.with_devices(stage)
         except MeshError:
             continue  # part of a node and more: a stage must fill whole nodes
-        for model, context in _shares(stage, tokens):
-            for replica in _replicas(cluster, stage // (model * context), model * context):
-                data = stage // (model * context * replica)
-                if global_batch % (data * replica) or not may_all(replica, data, context, model):
+        for model, context, expert in _shares(stage, tokens, experts):
+            share = model * context * expert
+            for replica in _replicas(cluster, stage // share, share):
+                data = stage // (share * replica)
+                groups = data * replica * expert
+                if global_batch % groups or not may_all(replica, data, expert, context, model):
                     continue
-                each = global_batch // (data * replica)
+                each = global_batch // groups
                 for micro in sorted({*(n for n in MICRO_BATCHES if each % n == 0), each}):
                     common = gcd(micro, context)
-                    if common > 1 and may_all(replica, data * common, context // common, model):
+                    others = replica, data * common, expert, context // common, model
+                    if common > 1 and may_all(*others):
                         continue
                     for virtual in VIRTUAL:
                         if not _runs(p, virtual, each // micro, blocks):
@@ -207,6 +217,7 @@ def arrangements(
                                 pipeline=p,
                                 replica=replica,
                                 data=data,
+                                expert=expert,
                                 context=context,
                                 model=model,
                                 micro_batch=micro,
@@ -222,19 +233,21 @@ def arrangements(
     return out
 
 
-def _shares(stage: int, tokens: int) -> list[tuple[int, int]]:
-    """(model, context) of a stage's devices."""
+def _shares(stage: int, tokens: int, experts: int) -> list[tuple[int, int, int]]:
+    """(model, context, expert) of a stage's devices."""
     return [
-        (model, context)
+        (model, context, expert)
         for model in reversed(divisors(stage))
         for context in reversed(divisors(gcd(stage // model, tokens)))
+        for expert in reversed(divisors(gcd(stage // (model * context), experts)))
     ]
 
 
 def _replicas(cluster: Cluster, data: int, share: int) -> list[int]:
     """Groups of devices that hold all parameters: one, or one a unit of the cluster.
 
-    ``share`` devices have the same samples, ``data`` such groups are side by side.
+    ``share`` devices have all experts and the samples of one place along data; ``data`` such groups
+    are side by side.
     """
     units = {cluster.devices_per_node, *(t.devices for t in cluster.tiers[:-1] if t.devices)}
     out = {1}

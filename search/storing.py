@@ -52,10 +52,12 @@ class Storing:
         Args:
             schedule: of a step.
             stands_for: for each segment of the whole model its number in the graph.
-            sizes: of a stage's axes replica, data, context and model.
+            sizes: of a stage's axes replica, data, expert, context and model.
             room: bytes that are left where everything is cut over all devices of the stage.
         """
-        replica, data, context, model = sizes
+        # As if ``expert`` cut all parameters: it cuts those of experts.
+        replica, data, expert, context, model = sizes
+        model *= expert
         once, twice = self._in_first_stage(schedule, stands_for)
         parts = data * context
         left = room - 2 * (once + twice) / (model * parts) * (1 - 1 / replica)
@@ -115,7 +117,7 @@ class Storing:
                 return min(b for op in ops for _, b in prices.lines(op, axes))
 
             def ways(ops: tuple[MessageOp, ...]) -> Iterator[float]:
-                axes = tuple(a for a in (1, 2) if sizes[a] > 1)
+                axes = tuple(a for a in (1, 3) if sizes[a] > 1)
                 yield least(axes, ops)
                 if len(axes) > 1:
                     # One after the other: the first message is of a part.

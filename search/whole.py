@@ -209,7 +209,7 @@ class Problems:
 
     def _alone(self, a: Arrangement) -> Folded:
         """The tables of the axes that share a sample."""
-        stages = self.cluster.devices // (a.context * a.model)
+        stages = self.cluster.devices // (a.expert * a.context * a.model)
         return self.folded(replace(a, pipeline=stages, replica=1, data=1))
 
     def _bound_alone(

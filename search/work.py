@@ -22,6 +22,8 @@ CONVOLUTIONS = frozenset(
 ATTENTION = "aten.scaled_dot_product_attention"
 NORMS = frozenset({"aten.layer_norm", "aten.rms_norm", "aten.group_norm", "aten.batch_norm"})
 
+EXPERTS = "autoshard.experts"
+
 ATTENTION_BACKWARD = 2.5
 """Operations of fused attention's backward by those of its forward: five products for two (Dao
 2023, arXiv 2307.08691, section 4.1)."""
@@ -116,6 +118,8 @@ def passes(
             launches=1,
         )
         return there, (back if any(wants) else Pass())
+    if family == EXPERTS:
+        return _experts(node, shapes, result, wants)
     if node.flops_forward > 4 * prod(node.shape) * max(1, len(shapes)):
         # Convolutions and what else works more than it moves.
         moved = sum(sizes) + out
@@ -158,6 +162,34 @@ def _products(
     if wants[shift + 1]:
         back.append(Product(batch, k, n, m))
     return forward, Pass(products=tuple(back), launches=len(back))
+
+
+def _experts(
+    node: Node, shapes: tuple[Shape, ...], result: Shape, wants: tuple[bool, ...]
+) -> tuple[Pass, Pass]:
+    """Two products an expert, of as many rows each: routers are trained to balance.
+
+    Rows are gathered by expert before and summed by token after; between the products the
+    activation and the gate.
+    """
+    (tokens, inner), (_, each), _, (here, wide, _), (_, out, channels) = shapes
+    every = round(node.attrs["experts"])  # type: ignore[arg-type]
+    rows = -(-tokens * each // every)
+    first = Product(here, rows, wide, inner)
+    second = Product(here, rows, out, channels)
+    moved = here * rows * (2 * inner + 3 * channels + 3 * out) + prod(result)
+    forward = Pass(products=(first, second), num_bytes=moved * float(node.itemsize), launches=9)
+    back: list[Product] = []
+    if wants[0] or wants[2]:
+        back += [Product(here, rows, inner, wide), Product(here, rows, channels, out)]
+    if any(wants[3:]):
+        back += [Product(here, inner, wide, rows), Product(here, channels, out, rows)]
+    if not back:
+        return forward, Pass()
+    launches = len(back) + 10
+    return forward, Pass(
+        products=tuple(back), num_bytes=2.0 * moved * node.itemsize, launches=launches
+    )
 
 
 def _memory_backward(

@@ -61,6 +61,10 @@ def _product_flops(value: Value) -> int | None:
     if base == "aten._grouped_mm" and len(shapes[0]) == 2:
         # Each row meets the one matrix of its group.
         return 2 * prod(shapes[0]) * shapes[1][-1]
+    if base == "autoshard.experts":
+        # Rows of tokens with each of their experts: two matrices of I x F, one of F x O.
+        _, out, inner = shapes[4]
+        return 2 * prod(shapes[1]) * inner * (2 * shapes[0][1] + out)
     if base.startswith("aten.conv_transpose"):
         return 2 * prod(shapes[0]) * prod(shapes[1][1:])
     if base == "aten.einsum" and len(shapes) == 2:
@@ -93,6 +97,8 @@ def backward_flops(value: Value, differentiable: Sequence[bool]) -> int:
     if value.op == SDPA:
         assert product is not None
         return product * 5 // 2
+    if product is not None and family(value.op) == "autoshard.experts":
+        return product * (differentiable[0] + any(differentiable[3:]))
     if product is not None:
         return product * needed
     return 2 * forward_flops(value)
@@ -213,6 +219,15 @@ def _known(value: Value, needed: Sequence[bool]) -> tuple[frozenset[str], int] |
     if value.op == "autoshard.dropout":
         shared: Any = value.attrs.get("shared", ())
         return frozenset(), prod(n for d, n in enumerate(value.shape) if d not in shared)
+    if value.op == "autoshard.experts":
+        # Rows as the products take and give them, of both kinds of operands and the results that
+        # the activation, the gate and the router's weights multiply; order, expert and place.
+        index, down = value.role("index"), value.role("down")
+        assert index is not None
+        assert down is not None
+        rows, (_, out, inner) = prod(index.shape), down.shape
+        held = (value.operands[0].shape[1] + 4 * inner + out) * ITEM_BYTES[down.dtype]
+        return frozenset({"index", "gate_up", "down"}), rows * (held + 3 * 8 + 1)
     if value.op in ("autoshard.repeat_kv", "autoshard.identity"):
         return frozenset(), 0
     return None

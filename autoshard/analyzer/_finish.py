@@ -8,6 +8,7 @@ from typing import Any
 
 from autoshard.analyzer._constants import closure
 from autoshard.analyzer._cost import SavedTensors, backward_flops, forward_flops
+from autoshard.analyzer._experts import join_experts
 from autoshard.graph import Constant, ModelGraph, Node, Repeat
 from autoshard.normal.ir import LEAF_KINDS, Builder, Instance, Value, family
 
@@ -49,7 +50,7 @@ def finish(
 ) -> ModelGraph:
     """The graph of a lowered model."""
     roots = [v for _, v in program.outputs] + [program.loss]
-    order = _live(program.build.order, roots)
+    order = _live(join_experts(_live(program.build.order, roots)), roots)
     order = _drop_detach(order, program)
     roots = [v for _, v in program.outputs] + [program.loss]
     differentiable = _differentiable(order, program.loss)

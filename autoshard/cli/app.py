@@ -229,7 +229,7 @@ def plan(
         typer.Option(
             "--space",
             help="plain: what the bundled runtime runs; full: also pipeline stages, replicas, "
-            "microbatches and recomputation, which are priced but not run.",
+            "experts, context, microbatches and recomputation, which are priced but not run.",
         ),
     ] = Space.plain,
     axis: Annotated[

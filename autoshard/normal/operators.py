@@ -15,6 +15,7 @@ from torch import Tensor
 
 from autoshard.errors import CaptureError
 from autoshard.graph import Attr
+from autoshard.normal.experts import experts
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -158,6 +159,7 @@ def _dropout(x: Mapping[str, Tensor], attrs: Mapping[str, Attr]) -> Tensor:
 
 
 OWN: dict[str, Any] = {
+    "autoshard.experts": experts,
     "autoshard.identity": lambda x, attrs: x["input"].view_as(x["input"]),
     "autoshard.nll_sum": _nll_sum,
     "autoshard.count_valid": _count_valid,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from autoshard.candidates import EXPERT, EXPERTS
 from autoshard.graph import ModelGraph
 from autoshard.plan import MeshDocument, TensorDocument
 from autoshard.program import Program
@@ -102,7 +103,7 @@ def label(program: Program, mesh: MeshDocument) -> str:
 
 
 def _use(program: Program, axis: int) -> str:
-    work = {"tensor parallel": 0, "samples": 0, "replicated": 0}
+    work = {"expert parallel": 0, "tensor parallel": 0, "samples": 0, "replicated": 0}
     gathered = stored = 0
     graph = program.graph
     for node in graph.nodes:
@@ -116,7 +117,9 @@ def _use(program: Program, axis: int) -> str:
         rule, choice = program.rules[node.name], program.strategies[node.name].choices[axis]
         in_weight = any(choice.factor in dim for i in weights for dim in rule.operands[i])
         kind = (
-            "tensor parallel"
+            "expert parallel"
+            if choice.factor == EXPERT and node.family == EXPERTS
+            else "tensor parallel"
             if choice.factor and in_weight
             else "samples"
             if choice.factor

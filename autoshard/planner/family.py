@@ -9,6 +9,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
+from autoshard.candidates import EXPERTS
 from autoshard.errors import InputError, RequestError
 from autoshard.graph import ModelGraph
 from autoshard.stretch import FEW, Growth, can_stretch, stretch
@@ -42,6 +43,12 @@ class Family:
         inputs = self.growth.one.inputs.values()
         rows = [n.shape[1] for n in inputs if n.dtype == "int64" and len(n.shape) == 2]
         return gcd(*rows) or 1
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer; 1: it has none."""
+        layers = (n for n in self.growth.one.nodes if n.family == EXPERTS)
+        return gcd(*(int(str(n.attrs["experts"])) for n in layers)) or 1
 
     def few(self, batch: int) -> ModelGraph:
         """The graph of a few blocks."""

@@ -88,7 +88,8 @@ def optimize(
         seed: same seed, same plan.
         storage: URL of an Optuna storage that keeps the trials.
         space: ``plain``: what the bundled runtime runs, on data x model; ``full``: pipeline stages,
-            replicas, microbatches and recomputation too, which this version prices but cannot run.
+            replicas, experts, context, microbatches and recomputation too, which this version
+            prices but cannot run.
         axes: ranges of axes, in the full space: ``["model<=8", "pipeline=4"]``.
         sampler: of the full space: ``bound``, with a proof; or ``tpe``, ``nsga``, ``gp``,
             ``random``.

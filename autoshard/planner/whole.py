@@ -50,10 +50,10 @@ class Whole:
         """What was searched, in words."""
         c = self.result.certificate
         return (
-            f"space: {c.arrangements:,} arrangements of stages, replicas, data, context and model "
-            f"axes, microbatches and recomputation, with blocks alike; {c.bounded:,} bounded by "
-            f"their tables, {c.solved:,} solved and priced; the plan is within {c.gap:.2%} of the "
-            "bound"
+            f"space: {c.arrangements:,} arrangements of stages, replicas, data, expert, context "
+            "and model axes, microbatches and recomputation, with blocks alike; "
+            f"{c.bounded:,} bounded by their tables, {c.solved:,} solved and priced; the plan is "
+            f"within {c.gap:.2%} of the bound"
         )
 
 
@@ -123,7 +123,7 @@ def search_space(
         MeshError: no arrangement is within the axes' ranges.
     """
     family = family_of(model, seq_len=seq_len, dtype=dtype, say=say)
-    space = arrangements(cluster, global_batch, family.blocks, tokens=family.tokens, axes=axes)
+    space = _space(family, cluster, global_batch, axes)
     problems = Problems(family.few, family.blocks, cluster, optimizer, limit, style)
     say(f"searching {len(space):,} arrangements")
 
@@ -147,6 +147,19 @@ def search_space(
         solution=solution_of(result, graph),
         schedule=result.arrangement.schedule(style),
         result=result,
+    )
+
+
+def _space(
+    family: Family, cluster: Cluster, global_batch: int, axes: Mapping[str, Range]
+) -> list[Arrangement]:
+    return arrangements(
+        cluster,
+        global_batch,
+        family.blocks,
+        tokens=family.tokens,
+        experts=family.experts,
+        axes=axes,
     )
 
 
@@ -234,9 +247,7 @@ def _nearest(
     for factor in (2, 4, 8, 16):
         try:
             larger = cluster.with_devices(cluster.devices * factor)
-            space = arrangements(
-                larger, global_batch, family.blocks, tokens=family.tokens, axes=axes
-            )
+            space = _space(family, larger, global_batch, axes)
         except (MeshError, RequestError):
             continue
         problems = Problems(family.few, family.blocks, larger, optimizer, limit, style)

@@ -100,6 +100,8 @@ def _own_result(op: str, attrs: Mapping[str, AttrValue], shapes: tuple[Shape, ..
     name = op.removeprefix("autoshard.").removesuffix(".default")
     if name in ("nll_sum", "count_valid"):
         return ()
+    if name == "experts":
+        return (shapes[0][0], shapes[4][1])
     if name == "repeat_kv":
         batch, heads, *rest = shapes[0]
         return (batch, heads * cast("int", attrs["n"]), *rest)

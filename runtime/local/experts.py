@@ -5,21 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from autoshard.normal.experts import has_kernel, some_experts
 from autoshard.runtime.local.site import Local, Site, local_for
 from autoshard.runtime.shards import positions
 
-ALIGNMENT = 16
-"""Bytes that strides must be a multiple of, as the error of torch's grouped product says."""
 
+@local_for("autoshard.experts")
+def experts(site: Site) -> Local:
+    """Those that this device has; the tokens of others' experts give zeros."""
+    every = site.call.shapes[3][0]
+    here = positions(every, 0, site.operands[3], site.mesh, site.coordinate)
+    place = torch.full((every,), len(here))
+    place[here] = torch.arange(len(here))
 
-def has_kernel(x: Tensor, weight: Tensor) -> bool:
-    """Whether torch's grouped product takes these: not float64, strides aligned, nothing empty."""
-    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return False
-    sizes = (*x.shape[1:], *weight.shape[1:])
-    return bool(x.numel() and weight.numel()) and not any(
-        s * x.element_size() % ALIGNMENT for s in sizes
-    )
+    def run(x: Tensor, index: Tensor, weight: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        at = place.to(x.device)
+        whole = len(here) == every
+        return some_experts(x, index, weight, gate_up, down, at, site.call.attrs, every=whole)
+
+    return run
 
 
 @local_for("aten._grouped_mm")

@@ -532,6 +532,7 @@ PUBLISHED = {
     "llama-3-70b": 70_553_706_496,
     "llama-3-8b": 8_030_261_248,
     "mistral-7b": 7_241_732_096,
+    "mixtral-8x22b": 140_620_634_112,
     "mixtral-8x7b": 46_702_792_704,
     "resnet-50": 25_557_032,
     "swin-tiny": 28_288_354,
@@ -555,7 +556,12 @@ def test_experts_are_captured() -> None:
     config = load_preset("mixtral-8x7b") | {"num_hidden_layers": 2}
     graph = analyze(config, batch=1, seq_len=32).graph
     assert [len(r.starts) for r in graph.repeats] == [2]
-    assert any("grouped_mm" in n.op for n in graph.nodes)
+    layers = [n for n in graph.nodes if n.op == "autoshard.experts"]
+    assert len(layers) == 2
+    assert not any("sort" in n.op or "grouped_mm" in n.op for n in graph.nodes)
+    # Two experts a token: 2 x (4096 x 2 x 14336 + 14336 x 4096) multiply-adds, forward.
+    assert layers[0].flops_forward == 32 * 2 * 2 * 3 * 4096 * 14336
+    assert layers[0].flops_backward == 2 * layers[0].flops_forward
 
 
 def test_a_config_says_its_dtype() -> None:

@@ -297,6 +297,23 @@ PRODUCTS = [
         kinds="nno",
         result=(8, 3),
     ),
+    *(
+        case(
+            "autoshard.experts",
+            "input index weight gate_up down",
+            (tokens, 4),
+            (tokens, 2),
+            (tokens, 2),
+            (count, 10, 4),
+            (count, 3, 5),
+            kinds=["n", count, "u", "n", "n"],
+            result=(tokens, 3),
+            act="aten.silu.default",
+            dtype="float64",
+            experts=count,
+        )
+        for tokens, count in ((6, 4), (5, 3))
+    ),
 ]
 
 WINDOWS = [

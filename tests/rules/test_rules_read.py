@@ -19,6 +19,11 @@ GOLDEN = [
     ("aten.addmm.default", 0, "n, m k, k n -> m n; whole: k"),
     ("aten.einsum.default", 0, "b s k, k n -> b s n"),
     ("aten._grouped_mm.default", 0, "m k, e k n, f -> m n; whole: f"),
+    (
+        "autoshard.experts",
+        0,
+        "t i, t k, t k, e (g f) i, e o f -> t o; whole: g i k o",
+    ),
     ("aten.index_put.default", 0, "s0 s1, a, a s1 -> s0 s1; whole: a s0"),
     ("aten.add.Tensor", 1, "a b c, 1 c -> a b c"),
     ("aten.reshape.default", 0, "f0 f1 f2 f3 -> (f0 f1) (f2 f3)"),
@@ -141,6 +146,7 @@ def test_products_lookups_and_attention_seed_cuts_and_others_do_not() -> None:
         *(f"aten.conv{n}d" for n in (1, 2, 3)),
         *(f"aten.conv_transpose{n}d" for n in (1, 2, 3)),
         "aten.convolution",
+        "autoshard.experts",
         "autoshard.nll_sum",
     }
 

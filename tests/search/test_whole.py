@@ -16,6 +16,7 @@ from autoshard.errors import MeshError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.kernels import STYLES, Style
 from autoshard.plan import Schedule
+from autoshard.planner.family import Family, family_of
 from autoshard.search import solve
 from autoshard.search.bounds import Least, divides, step_of_parts, ways
 from autoshard.search.inner import Prepared
@@ -43,15 +44,39 @@ def small_mlp(batch: int) -> ModelGraph:
     return mlp(batch, 1024, 4096, 3)
 
 
+@cache
+def mixture() -> Family:
+    config = {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "num_local_experts": 4,
+        "vocab_size": 1024,
+    }
+    return family_of(config, seq_len=128, dtype="bfloat16", say=lambda text: None)
+
+
+def experts(batch: int) -> ModelGraph:
+    return mixture().few(batch)
+
+
 MODELS: dict[str, tuple[Callable[[int], ModelGraph], int]] = {
     "llama": (cache(small_llama), 8),
     "wide": (cache(wide_llama), 6),
     "mlp": (cache(small_mlp), 4),
+    "experts": (cache(experts), 4),
 }
 
 
-TOKENS = {"llama": 128, "wide": 512, "mlp": 1}
+TOKENS = {"llama": 128, "wide": 512, "mlp": 1, "experts": 128}
 """Of a sample."""
+
+EXPERTS = {"experts": 4}
+"""Of a layer."""
 
 
 def reserved(cluster: str, devices: int) -> Cluster:
@@ -68,7 +93,14 @@ def problems(
 def space(
     model: str, cluster: Cluster, batch: int, axes: dict[str, Range] | None = None
 ) -> list[Arrangement]:
-    return arrangements(cluster, batch, MODELS[model][1], tokens=TOKENS[model], axes=axes)
+    return arrangements(
+        cluster,
+        batch,
+        MODELS[model][1],
+        tokens=TOKENS[model],
+        experts=EXPERTS.get(model, 1),
+        axes=axes,
+    )
 
 
 def bounds(problems: Problems, a: Arrangement) -> list[float]:
@@ -85,8 +117,10 @@ CASES = [
     ("mlp", "h100", 64, 64, {"model": (1, 4), "pipeline": (1, 2)}),
     ("llama", "h100", 8, 1, {}),
     ("wide", "v100", 4, 2, {"context": (2, None)}),
+    *(("experts", name, n, 8, {}) for name in ("h100", "v100") for n in (2, 4)),
+    ("experts", "h100", 8, 8, {"expert": (2, None), "context": (1, 1)}),
 ]
-"""Model, cluster, devices, samples of a step, ranges of axes: 33 spaces."""
+"""Model, cluster, devices, samples of a step, ranges of axes: 38 spaces."""
 
 
 @pytest.mark.parametrize(
@@ -114,7 +148,9 @@ def test_the_search_finds_what_exhaustive_enumeration_finds(
     assert result.certificate.solved <= len(points)
 
 
-@pytest.mark.parametrize(("model", "batch", "share"), [("llama", 4, 0.5), ("wide", 4, 0.2)])
+@pytest.mark.parametrize(
+    ("model", "batch", "share"), [("llama", 4, 0.5), ("wide", 4, 0.2), ("experts", 4, 0.3)]
+)
 def test_the_search_finds_the_optimum_within_a_memory_limit(
     model: str, batch: int, share: float
 ) -> None:
@@ -364,14 +400,15 @@ def test_ranges_of_axes_are_kept_and_unknown_ones_refused() -> None:
 
 def test_every_arrangement_uses_all_devices_and_samples() -> None:
     cluster = reserved("h100", 64)
-    points = arrangements(cluster, 96, 12, tokens=24)
+    points = arrangements(cluster, 96, 12, tokens=24, experts=4)
     assert len(points) == len(set(points))
     for a in points:
         assert a.pipeline * a.devices == 64
         assert a.batch * a.microbatches == 96
         assert divides(12, a.pipeline * a.virtual_stages)
-    assert any(a.replica > 1 and a.data * a.context * a.model == 8 for a in points)
+    assert any(a.replica > 1 and a.data * a.expert * a.context * a.model == 8 for a in points)
     assert {a.context for a in points} == {1, 2, 4, 8}
+    assert {a.expert for a in points} == {1, 2, 4}
 
 
 def test_ways_have_the_closed_forms_on_equal_chunks() -> None:

@@ -104,6 +104,17 @@ def grouped_mm(call: OpCall) -> Rule | None:
     return parse(text, call.shapes, call.result, whole="f", linear=EITHER)
 
 
+@rule_for("autoshard.experts")
+def experts(call: OpCall) -> Rule:
+    """``t i, t k, t k, e (g f) i, e o f -> t o``: a token's experts, summed with its weights.
+
+    Over a cut e each device has the tokens of all and gives the part of its own experts; over a cut
+    f the part of its own channels.
+    """
+    text = "t i, t k, t k, e (g f) i, e o f -> t o"
+    return parse(text, call.shapes, call.result, whole="i k g o", linear=[[2], [4]], sizes={"g": 2})
+
+
 def _right_aligned(names: str, shape: Shape) -> str:
     parts = names.split()
     return " ".join(parts[len(parts) - len(shape) :])
