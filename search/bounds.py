@@ -64,11 +64,13 @@ class Way:
     """A chain of tasks that the step cannot be shorter than.
 
     Attributes:
-        passes: how many microbatches pass each chunk, forward and backward.
+        forward: how many microbatches pass each chunk in forward.
+        backward: the same of backward.
         sends: messages from stage to stage on it.
     """
 
-    passes: tuple[int, ...]
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
     sends: int
 
 
@@ -83,16 +85,16 @@ def _ways(p: int, chunks: int, m: int, order: str) -> tuple[Way, ...]:
     out: list[Way] = []
     for rank in sorted({p - 1, max(0, p - 2), min(1, p - 1), 0}, reverse=True):
         own = tuple(m * (c % p == rank) + (c < rank) for c in range(chunks))
-        out.append(Way(own, 2 * rank))
+        out.append(Way(own, own, 2 * rank))
         w = p - rank
         most = (m - 1) // w + 1
         for laps in sorted({2, most}) if order == "1f1b" and w > 1 else ():
             if 2 <= laps <= most:
-                row = [1] * rank + [m - (laps - 1) * (w - 1)] + [laps] * (w - 1)
-                out.append(Way(tuple(row), 2 * rank + 2 * laps * (w - 1)))
+                row = (*(1,) * rank, m - (laps - 1) * (w - 1), *(laps,) * (w - 1))
+                out.append(Way(row, row, 2 * rank + 2 * laps * (w - 1)))
     if order == "interleaved" and chunks > p and m % p == 0:
-        row = [1 + (m - p) * (c % p == p - 1) for c in range(chunks - 1)]
-        out.append(Way((*row, m), 2 * (chunks - 1)))
+        row = (*(1 + (m - p) * (c % p == p - 1) for c in range(chunks - 1)), m)
+        out.append(Way(row, row, 2 * (chunks - 1)))
     return tuple(out)
 
 
@@ -135,24 +137,26 @@ def weights(
         floor: see :class:`autoshard.search.folded.Weights`.
     """
     p, count = schedule.stages, len(is_block)
-    time, update, late = [0.0] * count, [0.0] * count, [0.0] * count
+    forward, backward = [0.0] * count, [0.0] * count
+    update, late = [0.0] * count, [0.0] * count
     stored, kept = [0.0] * count, [0.0] * count
     alive = alive_microbatches(schedule, memory_rank)
     whole = [is_block[i] for i in stands_for]
     for chunk, run in enumerate(runs_of(whole, schedule)):
-        passed = float(way.passes[chunk])
-        if not floor:  # what is off the way counts a little, so that it is not chosen at random
-            passed = max(passed, OFF_THE_WAY * schedule.microbatches)
+        # What is off the way counts a little, so that it is not chosen at random.
+        least = 0.0 if floor else OFF_THE_WAY * schedule.microbatches
         here = chunk % p == memory_rank
         for i in run:
             part = stands_for[i]
-            time[part] += passed
+            forward[part] += max(least, way.forward[chunk])
+            backward[part] += max(least, way.backward[chunk])
             update[part] += 1.0 / p
             late[part] += exposed / p
             stored[part] += here
             kept[part] += alive * here
     return Weights(
-        time=tuple(time),
+        forward=tuple(forward),
+        backward=tuple(backward),
         update=tuple(update),
         late=tuple(late),
         stored=tuple(stored),
@@ -331,25 +335,25 @@ def step_of_parts(
         first_s: what one microbatch takes beside that in all segments of the first stage.
     """
     chains = ways(schedule)
-    rows = _rows(tuple(is_block), tuple(stands_for), chains)
+    rows = rows_of(tuple(is_block), tuple(stands_for), chains)
     return max(
         sum(w * t for w, t in zip(row, seconds, strict=True))
-        + min(way.passes[:: schedule.stages]) * first_s
+        + min(way.forward[:: schedule.stages]) * first_s
         for way, row in zip(chains, rows, strict=True)
     )
 
 
 @cache
-def _rows(
+def rows_of(
     is_block: tuple[bool, ...], stands_for: tuple[int, ...], chains: tuple[Way, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """How often each segment of the short graph is passed on each way."""
+    """How often each segment of the short graph is passed on each way, there and back."""
     out = []
-    chunks = len(chains[0].passes)
+    chunks = len(chains[0].forward)
     bounds = chunk_bounds([is_block[i] for i in stands_for], [0.0] * len(stands_for), chunks)
     for way in chains:
         row = [0] * len(is_block)
-        for passed, (a, b) in zip(way.passes, pairwise(bounds), strict=True):
+        for passed, (a, b) in zip(way.forward, pairwise(bounds), strict=True):
             for i in range(a, b):
                 row[stands_for[i]] += passed
         out.append(tuple(row))

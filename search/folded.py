@@ -48,17 +48,20 @@ class Weights:
     """How often the seconds and bytes of each segment of the short graph count.
 
     Attributes:
-        time: passes of one microbatch.
+        forward: passes of one microbatch.
+        backward: the same of backward, with what is computed again.
         update: updates by the optimizer.
         late: gradients that travel once a step; what backward computes beside them hides.
         stored: parameters, gradients and optimizer state.
         kept: what is kept for the backward of one microbatch.
         sends: messages from stage to stage.
-        floor: whether late gradients count with the least they can take, and less what hides them:
-            then the sum is a bound.
+        floor: whether late gradients count with the least they can take, and less what hides them
+            (computing, and messages where some use no tier that others use): then the sum is a
+            bound.
     """
 
-    time: tuple[float, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
     update: tuple[float, ...]
     late: tuple[float, ...]
     stored: tuple[float, ...]
@@ -69,8 +72,8 @@ class Weights:
     @property
     def counts(self) -> tuple[bool, ...]:
         """Whether a segment counts at all."""
-        rows = zip(self.time, self.update, self.late, self.stored, self.kept, strict=True)
-        return tuple(map(any, rows))
+        rows = (self.forward, self.backward, self.update, self.late, self.stored, self.kept)
+        return tuple(map(any, zip(*rows, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,8 @@ class Folded:
         here = sum(self.is_block)
         self.blocks = here if blocks is None else blocks
         self.stands_for = standing(self.is_block, self.blocks)
+        tiers = [set(model.prices.tiers_of((a,))) for a in range(len(model.sizes))]
+        self.one_link = not tiers or bool(set.intersection(*tiers))
         self._part = {
             n.name: i for i, s in enumerate(self.parts) for n in self.graph.nodes[s.start : s.end]
         }
@@ -215,11 +220,15 @@ class Folded:
                     self._leaf(node, part, kind, number, schedule, weights, seconds, num_bytes)
                     continue
                 repeated = node.name in again
-                seconds[kind] += weights.time[part] * table.seconds
-                if repeated:
-                    seconds[kind] += weights.time[part] * table.forward
+                there, back = weights.forward[part], weights.backward[part]
+                seconds[kind] += back * table.seconds
+                if repeated or there != back:
+                    seconds[kind] += (there - back + back * repeated) * table.forward
                 if weights.floor and weights.late[part]:
-                    hides = table.backward + table.forward_compute * repeated
+                    if self.one_link:
+                        hides = table.backward + table.forward_compute * repeated
+                    else:
+                        hides = table.seconds - table.forward + table.forward * repeated
                     seconds[kind] -= weights.late[part] * hides
                 if weights.kept[part] and not (whole and self.is_block[part]):
                     num_bytes[kind] += weights.kept[part] * self._keeps(node, number, again)
@@ -232,26 +241,35 @@ class Folded:
                 if not counts[part]:
                     continue
                 table_ = self.tables.edge_tables[table_number]
-                out = weights.time[part] * table_.seconds
                 repeated = consumer in again
-                if repeated:
-                    forward = table_.seconds if table_.forward is None else table_.forward
-                    out = out + weights.time[part] * forward
+                there, back = weights.forward[part], weights.backward[part]
+                forward = table_.seconds if table_.forward is None else table_.forward
+                times = there - back + back * repeated
+                if table_.forward is None:
+                    out = scaled(back + times, forward)
+                else:
+                    out = scaled(back, table_.seconds)
+                    if times:
+                        out = out + scaled(times, forward)
                 late = table_.floor if weights.floor else table_.deferred
                 if late is not None and weights.late[part]:
                     out = out + weights.late[part] * late
+                hidden = 0.0 if self.one_link or not weights.floor else weights.late[part]
+                if hidden and table_.forward is not None:
+                    out = out - hidden * np.where(
+                        np.isinf(table_.seconds), 0.0, table_.seconds - forward
+                    )
+                if hidden and repeated:
+                    out = out - hidden * np.where(np.isinf(forward), 0.0, forward)
                 seconds[factor] += self._flat(factor, out)
                 if table_.gathered is None or table_.again is None or repeated:
                     continue
                 if weights.kept[part] and not (whole and self.is_block[part]):
                     for held, values, weight in (
                         (gathered, table_.gathered, weights.kept[part]),
-                        (gather_again, table_.again, weights.time[part]),
+                        (gather_again, table_.again, weights.backward[part] - hidden),
                     ):
-                        scaled = (
-                            weight * values if weight else np.where(np.isinf(values), values, 0.0)
-                        )
-                        added = self._flat(factor, scaled)
+                        added = self._flat(factor, scaled(weight, values))
                         held[factor] = held[factor] + added if factor in held else added
         self._crossing(schedule, weights, whole, seconds, num_bytes)
         return Sums(tuple(seconds), tuple(num_bytes), gathered, gather_again)
@@ -290,7 +308,7 @@ class Folded:
         update, stored, adding = self._kept[key]
         seconds[kind] += weights.update[part] * update
         if schedule.microbatches > 1:
-            seconds[kind] += weights.time[part] * adding
+            seconds[kind] += weights.backward[part] * adding
         num_bytes[kind] += weights.stored[part] * stored
 
     def _keeps(self, node: Node, number: int, again: frozenset[str]) -> Array:
@@ -383,6 +401,26 @@ class Folded:
                 num_bytes += float(gathered[at])
         return Tied(choice, again, seconds, num_bytes)
 
+    def parts_at(self, schedule: Schedule, choice: Choice) -> list[float]:
+        """Seconds of one microbatch in each segment, with a choice; gradients of all left out."""
+        again, out = self._recomputed(schedule), [0.0] * len(self.parts)
+        tables = self.tables
+        at = [int(choice[k]) for k in self.kind]
+        for variable, number in enumerate(tables.unary):
+            name = tables.variables[variable]
+            if not self.graph.by_name[name].is_leaf:
+                table = tables.unary_tables[number]
+                out[self._part[name]] += float(table.seconds[at[variable]])
+                if name in again:
+                    out[self._part[name]] += float(table.forward[at[variable]])
+        for u, v, _, number in tables.edges:
+            edge, name = tables.edge_tables[number], tables.variables[v]
+            out[self._part[name]] += float(edge.seconds[at[u], at[v]])
+            if name in again:
+                forward = edge.seconds if edge.forward is None else edge.forward
+                out[self._part[name]] += float(forward[at[u], at[v]])
+        return out
+
     def filled(self, sums: Sums, found: Tied, faster: Tied, room: float) -> Tied:
         """``found`` with what is left of ``room`` used up.
 
@@ -447,7 +485,9 @@ class Folded:
             found = []
             for part in range(len(self.parts)):
                 one = tuple(float(i == part) for i in range(len(self.parts)))
-                weights = Weights(time=one, update=none, late=none, stored=none, kept=none)
+                weights = Weights(
+                    forward=one, backward=one, update=none, late=none, stored=none, kept=none
+                )
                 found.append(self.elimination.solve(self.sums(schedule, weights).seconds)[0])
             self._least[recompute] = tuple(found)
         return self._least[recompute]
@@ -462,7 +502,9 @@ class Folded:
             found = []
             for part in range(len(self.parts)):
                 one = tuple(float(i == part) for i in range(len(self.parts)))
-                weights = Weights(time=none, update=none, late=none, stored=none, kept=one)
+                weights = Weights(
+                    forward=none, backward=none, update=none, late=none, stored=none, kept=one
+                )
                 sums = self.sums(Schedule(recompute=recompute), weights)
                 found.append(self.elimination.solve(sums.num_bytes)[0])
             self._lean[recompute] = tuple(found)
@@ -517,6 +559,14 @@ class Folded:
         """The exact figures of a step."""
         program, measured = self.measured(found, schedule)
         return compose(self.model, program, schedule, measured, limit)
+
+
+def scaled(weight: float, values: Array) -> Array:
+    """``weight * values``; what is impossible stays so at any weight."""
+    if weight > 0:
+        return weight * values
+    out: Array = np.where(np.isinf(values), values, weight * np.where(np.isinf(values), 0, values))
+    return out
 
 
 def standing(is_block: Sequence[bool], blocks: int) -> tuple[int, ...]:

@@ -225,19 +225,26 @@ def duration(order: Order, chunks: Sequence[Chunk], stages: int, microbatches: i
     Raises:
         RequestError: see :func:`check`.
     """
-    short = FULL_ROUNDS * stages + microbatches % stages
-    if (
-        len(chunks) * microbatches <= EXACT_TASKS
-        or microbatches <= short
-        or order == "gpipe"
-        or (order == "interleaved" and microbatches % stages)
-    ):
+    short = simulated(order, len(chunks), stages, microbatches)
+    if short == microbatches:
         return simulate(order, chunks, stages, microbatches)[0]
     check(order, stages, len(chunks) // stages, microbatches)
     slowest = max(
         sum(c.forward_s + c.backward_s for c in chunks[rank::stages]) for rank in range(stages)
     )
     return simulate(order, chunks, stages, short)[0] + (microbatches - short) * slowest
+
+
+def simulated(order: Order, chunks: int, stages: int, microbatches: int) -> int:
+    """Of how many microbatches every action is simulated by :func:`duration`."""
+    short = FULL_ROUNDS * stages + microbatches % stages
+    if (
+        chunks * microbatches <= EXACT_TASKS
+        or order == "gpipe"
+        or (order == "interleaved" and microbatches % stages)
+    ):
+        return microbatches
+    return min(short, microbatches)
 
 
 def _ready(

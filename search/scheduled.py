@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from math import inf
 
 from autoshard.plan import Schedule
-from autoshard.search.bounds import Way, ways, weights
+from autoshard.search.bounds import Way, rows_of, ways, weights
 from autoshard.search.chords import between
+from autoshard.search.critical import critical
 from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, Sums, Tied
 from autoshard.search.problem import LEANEST
@@ -25,6 +26,12 @@ ROUNDS = 4
 
 PARTS = (1.0, 0.8, 0.6, 0.4, 0.2)
 """Parts of the bytes left free that are tried."""
+
+CHAINS = 3
+"""Times that the sum follows what the best strategies wait for."""
+
+CLOSE = 1e-4
+"""Share of a step below which another way is not worth a solve."""
 
 CHORDS = 16
 """Most prices of memory that are tried."""
@@ -93,20 +100,30 @@ class Scheduled:
             return inf
         self._price = 0.0
         _, fastest = self.folded.minimum(self.sums(0.0))
-        step = self._step(fastest)
-        self.way = self._longest_way(step)
-        if self.limit is not None and not step.memory.fits:
-            self.memory_rank = self._fullest_rank(step)
+        self.way = self._longest_way(fastest)
+        if self.limit is not None:
+            self.memory_rank = max(self._ends, key=lambda rank: self._bytes_at(rank, fastest))
             sums = self.sums(0.0)
             fastest = self.folded.measure(sums, fastest.choice, fastest.again)
-            leanest = self.folded.minimum(sums, LEANEST)[1]
-            _, self._price = self._chords(sums, fastest, leanest, self._room(0.0))
+            if fastest.num_bytes > self._room(0.0):
+                leanest = self.folded.minimum(sums, LEANEST)[1]
+                _, self._price = self._chords(sums, fastest, leanest, self._room(0.0))
         return self._highest()[0]
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        """The first stage and the last one."""
+        return (0, self.schedule.stages - 1) if self.schedule.stages > 1 else (0,)
+
+    def _bytes_at(self, rank: int, tied: Tied) -> float:
+        """Bytes of a choice on one stage."""
+        self.memory_rank = rank
+        return self.folded.measure(self.sums(0.0), tied.choice, tied.again).num_bytes
 
     def leanest_bytes(self) -> float:
         """Bytes that no strategies go below, on the first stage and on the last one."""
         least = []
-        for rank in {0, self.schedule.stages - 1}:
+        for rank in self._ends:
             self.memory_rank = rank
             least.append(self.folded.minimum(self.sums(0.0), LEANEST)[1].num_bytes)
         self.memory_rank = 0
@@ -115,9 +132,13 @@ class Scheduled:
     def solve(self) -> Found:
         """The fastest that fits; where none does, the leanest."""
         found = self._solve()
-        way = self._longest_way(found.step)
-        if way != self.way:
-            # Another stage is the slowest: its way is the better sum.
+        for _ in range(CHAINS):
+            # What these strategies wait for is the better sum, and the closer bound.
+            way = self._chain(found.step)
+            if way == self.way or self._seconds(way, found.step) <= self._seconds(
+                self.way, found.step
+            ) * (1 + CLOSE):
+                break
             self.way = way
             other = self._solve()
             best = min((found, other), key=_rank)
@@ -239,17 +260,23 @@ class Scheduled:
     def _step(self, tied: Tied) -> Step:
         return self.folded.step(tied, self.schedule, self.limit)
 
-    def _longest_way(self, step: Step) -> Way:
-        """The way through the pipeline that takes longest with these strategies."""
-        seconds = [c.forward_s + c.backward_s for c in step.chunks]
-        send_s = step.chunks[0].send_s
+    def _longest_way(self, tied: Tied) -> Way:
+        """Of the ways that are known beforehand the one that takes longest with a choice."""
+        seconds = self.folded.parts_at(self.schedule, tied.choice)
+        rows = rows_of(self.folded.is_block, self.folded.stands_for, self.ways)
+        lengths = [sum(n * t for n, t in zip(row, seconds, strict=True)) for row in rows]
+        return self.ways[max(range(len(rows)), key=lengths.__getitem__)]
 
-        def length(way: Way) -> float:
-            passed = (n * t for n, t in zip(way.passes, seconds, strict=True))
-            return sum(passed) + way.sends * send_s
+    def _chain(self, step: Step) -> Way:
+        """What takes longest of all with these strategies."""
+        s = self.schedule
+        return critical(s.order, step.chunks, s.stages, s.microbatches)
 
-        best = max(self.ways, key=length)
-        return self.way if length(self.way) >= length(best) * (1 - 1e-9) else best
+    def _seconds(self, way: Way, step: Step) -> float:
+        """What a way takes with these strategies."""
+        forward = sum(n * c.forward_s for n, c in zip(way.forward, step.chunks, strict=True))
+        backward = sum(n * c.backward_s for n, c in zip(way.backward, step.chunks, strict=True))
+        return forward + backward + way.sends * step.chunks[0].send_s
 
     def _fullest_rank(self, step: Step) -> int:
         """The stage whose memory is the fullest, with these strategies."""

@@ -103,10 +103,14 @@ Key = tuple[tuple[int, ...], str]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a segment: computing waits for it, or it runs beside the segment's computing."""
+    """A message of a segment: computing waits for it, or it runs beside the segment's computing.
+
+    It waits for messages before it that use one of its ``tiers``.
+    """
 
     seconds: float
     is_beside: bool
+    tiers: tuple[int, ...]
 
 
 Ready = tuple[Key, int]
@@ -295,7 +299,7 @@ class _Walk(_Pricer):
         self._count(op, axes, num_bytes, phase, seconds)
         overlapped = self.schedule.overlapped
         beside = bool(axes) and all(self.program.axis_names[a] in overlapped for a in axes)
-        self._happenings.append(Message(seconds, beside))
+        self._happenings.append(Message(seconds, beside, self.model.prices.tiers_of(axes)))
 
     def _updates(self) -> None:
         """Seconds of the optimizer, and of adding one microbatch's gradients; bytes stored."""
@@ -465,7 +469,9 @@ def buckets(
 ) -> tuple[float, list[tuple[tuple[int, ...], int, float]]]:
     """(seconds that fused gradients add to the last backward, (axes, bytes, seconds) of each).
 
-    Buckets are filled and sent as :class:`autoshard.program.Program` does it.
+    Buckets are filled and sent as :class:`autoshard.program.Program` does it. Each tier of the
+    cluster carries one message after another, and others beside those of other tiers: gradients
+    that go from node to node run beside what the devices of a node send one another.
     """
     sent: dict[tuple[int, int], list[tuple[Key, int]]] = {}
     filled: dict[Key, int] = {}
@@ -484,7 +490,12 @@ def buckets(
         sent.setdefault(last[key], []).append((key, size))
     if not sent:
         return 0.0, []
-    now = link = steady = 0.0
+    now = steady = 0.0
+    free: dict[int, float] = {}
+
+    def started(tiers: tuple[int, ...]) -> float:
+        return max([now, *(free.get(t, 0.0) for t in tiers)])
+
     messages: list[tuple[tuple[int, ...], int, float]] = []
     memo: dict[tuple[tuple[int, ...], int], float] = {}
     seconds = {
@@ -498,16 +509,18 @@ def buckets(
             now += computing
             if isinstance(happening, Message):
                 if not happening.is_beside:
-                    now = link = max(now, link) + happening.seconds
+                    now = started(happening.tiers) + happening.seconds
+                    free.update(dict.fromkeys(happening.tiers, now))
             elif (i, j) in sent:
                 for (axes, _), size in sent[i, j]:
                     if (axes, size) not in memo:
                         memo[axes, size] = model.prices("all_reduce", axes, size)
                     messages.append((axes, size, memo[axes, size]))
-                    link = max(now, link) + memo[axes, size]
+                    tiers = model.prices.tiers_of(axes)
+                    free.update(dict.fromkeys(tiers, started(tiers) + memo[axes, size]))
         now += parts[i].apart_s
         steady += parts[i].backward_s
-    return max(now, link) - steady, messages
+    return max([now, *free.values()]) - steady, messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,10 @@ class CollectivePrices:
         """(members, members that share a node, nodes) of the worst group over ``axes``."""
         return spread(self.sizes, axes, self.devices_per_node)
 
+    def tiers_of(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        """Numbers of the tiers that a message over ``axes`` uses, inner ones first."""
+        return tuple(self.tiers.index(crossed.tier) for crossed in self._crossed(axes))
+
     def lines(self, op: MessageOp, axes: tuple[int, ...]) -> tuple[Line, ...]:
         """(latency, seconds per byte) of each algorithm that is the fastest at some size."""
         key = (op, tuple(axes))
@@ -134,13 +138,16 @@ class CollectivePrices:
             for latency, slope in _send(send_crossings(self.tiers, self.sizes, axes)):
                 yield (base + latency) * made.latency, slope * made.bytes
             return
-        if axes not in self._crossings:
-            self._crossings[axes] = crossings(self.tiers, self.sizes, axes)
-        crossed = self._crossings[axes]
+        crossed = self._crossed(axes)
         for bulk in (False, True):
             levels = tuple(_level(c, bulk) for c in crossed)
             for latency, slope in self._of(op, members, crossed, levels, bulk):
                 yield (base + latency) * made.latency, slope * made.bytes
+
+    def _crossed(self, axes: tuple[int, ...]) -> tuple[Crossing, ...]:
+        if axes not in self._crossings:
+            self._crossings[axes] = crossings(self.tiers, self.sizes, axes)
+        return self._crossings[axes]
 
     def _of(
         self,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules
 
 from autoshard.errors import RequestError
+from autoshard.search.critical import critical
 from autoshard.search.pipeline import ORDERS, Action, Chunk, Order, actions, duration, simulate
 
 F, B, W = 1.0, 2.0, 0.9
@@ -160,3 +161,46 @@ def test_long_steps_are_priced_without_every_action(
         simulate(order, other, stages, m)[0], rel=0.06
     )
     monkeypatch.undo()
+
+
+def _length(way: Any, chunks: list[Chunk]) -> float:
+    tasks = zip(way.forward, way.backward, chunks, strict=True)
+    return sum(f * c.forward_s + b * c.backward_s for f, b, c in tasks) + (
+        way.sends * chunks[0].send_s
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["gpipe", "1f1b", "interleaved"]),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.data(),
+)
+def test_the_longest_chain_is_as_long_as_its_step_and_bounds_all_others(
+    order: Order, stages: int, virtual: int, rounds: int, data: st.DataObject
+) -> None:
+    count = stages * (virtual if order == "interleaved" else 1)
+
+    def chunks() -> list[Chunk]:
+        seconds = data.draw(st.lists(st.floats(0, 9), min_size=2 * count, max_size=2 * count))
+        send_s = data.draw(st.floats(0, 3)) if stages > 1 else 0.0
+        pairs = zip(seconds[::2], seconds[1::2], strict=True)
+        return [Chunk(f, b, send_s=send_s) for f, b in pairs]
+
+    m = stages * rounds
+    own, other = chunks(), chunks()
+    if stages == 1:
+        own, other = own[:1], other[:1]
+    way = critical(order, own, stages, m)
+    assert _length(way, own) == pytest.approx(duration(order, own, stages, m), abs=1e-9)
+    assert _length(way, other) <= duration(order, other, stages, m) + 1e-9
+
+
+def test_the_longest_chain_of_a_long_step_counts_what_is_not_simulated() -> None:
+    uneven = [Chunk(1.0, 2.0, send_s=0.1)] * 31 + [Chunk(1.5, 2.0, send_s=0.1)]
+    for order, stages, m in (("1f1b", 32, 1000), ("interleaved", 8, 1000)):
+        way = critical(order, uneven, stages, m)  # type: ignore[arg-type]
+        seconds = duration(order, uneven, stages, m)  # type: ignore[arg-type]
+        assert _length(way, uneven) == pytest.approx(seconds)

@@ -21,7 +21,10 @@ from autoshard.search.inner import Prepared
 from autoshard.search.memory import optimizer_of
 from autoshard.search.price import price
 from autoshard.search.step import (
+    Message,
+    Part,
     Segment,
+    buckets,
     chunk_bounds,
     compose,
     measure,
@@ -250,6 +253,27 @@ def test_prefetch_lies_between_the_longer_side_and_waiting() -> None:
     assert beside.compute_s == pytest.approx(waiting.compute_s)
     assert beside.communication_s == pytest.approx(waiting.communication_s)
     assert beside.total_s >= max(beside.compute_s, beside.communication_s)
+
+
+def test_gradients_delay_messages_of_their_own_tier_alone() -> None:
+    cluster = Cluster.preset("h100", 16)
+    graph = llama(3, 16, 128, 512, 8, 4, 1024, 2000)
+    model = CostModel(graph, cluster, (2, 8), Prepared(graph).rules, optimizer_of("adamw"))
+    assert model.prices.tiers_of((0,)) == (1,)  # from node to node
+    assert model.prices.tiers_of((1,)) == (0,)
+    assert model.prices.tiers_of((0, 1)) == (0, 1)
+    size = 10**9
+    gradient = model.prices("all_reduce", (0,), size)
+
+    def exposed(tiers: tuple[int, ...], seconds: float) -> float:
+        waiting = Message(seconds, False, tiers)
+        part = Part(True, backward=[(((0,), "bfloat16"), size), waiting], backward_s=seconds)
+        return buckets([part], 1, model)[0]
+
+    for seconds in (0.25 * gradient, 4 * gradient):
+        assert exposed((1,), seconds) == pytest.approx(gradient)
+        assert exposed((0, 1), seconds) == pytest.approx(gradient)
+        assert exposed((0,), seconds) == pytest.approx(max(0.0, gradient - seconds))
 
 
 @given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 2))

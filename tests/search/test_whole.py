@@ -420,7 +420,7 @@ def test_ways_have_the_closed_forms_on_equal_chunks() -> None:
             virtual_stages=virtual,
             order=order,
         )
-        longest = max(sum(way.passes) for way in ways(schedule))
+        longest = max(sum(way.forward) for way in ways(schedule))
         assert longest == m * virtual + stages - 1
 
 
