@@ -13,9 +13,11 @@ microbatch; schedules share them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ from autoshard.plan import Schedule
 from autoshard.program import DEFAULT_BUCKET_BYTES, Program, shared_by
 from autoshard.search.cost import CostModel, build_tables, kept_bytes, weight_values
 from autoshard.search.eliminate import Array, Elimination, Factor
+from autoshard.search.packing import packed
 from autoshard.search.step import (
     MASTER_BYTES,
     Measured,
@@ -41,6 +44,9 @@ from autoshard.sharding.layout import R
 from autoshard.sharding.strategy import Strategy
 
 Choice = NDArray[np.int64]
+
+FEW = 3
+"""Gathered weights of a group of which every subset is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,6 +427,63 @@ class Folded:
                 out[self._part[name]] += float(forward[at[u], at[v]])
         return out
 
+    def combined(self, sums: Sums, pool: Sequence[Tied], room: float) -> Tied | None:
+        """The best within ``room`` that takes each group of kinds from one choice of ``pool``.
+
+        Groups are kinds that choose differently within the pool and touch; what they cost adds up.
+        A price of memory alone finds the corners of what can be had for so many bytes; between
+        them lies what takes some groups from one corner and some from another. Gathered weights of
+        each group may be kept or gathered again. None where nothing is within ``room``.
+        """
+        base = pool[0]
+        differ = {k for t in pool for k in np.flatnonzero(t.choice != base.choice).tolist()}
+        groups = self._touching(differ)
+        near: dict[int, list[int]] = {}
+        for factor in sums.gathered:
+            home = next((g for g, kinds in enumerate(groups) if {*self.scopes[factor]} & kinds), -1)
+            near.setdefault(home, []).append(factor)
+        groups += [set() for _ in near.get(-1, ())]
+        touched = [near.get(g, []) for g in range(len(groups) - len(near.get(-1, ())))]
+        touched += [[factor] for factor in near.get(-1, ())]
+        offers: list[list[tuple[Choice, frozenset[int], Tied]]] = []
+        for kinds, factors in zip(groups, touched, strict=True):
+            found: dict[object, tuple[Choice, frozenset[int], Tied]] = {}
+            own = sorted(kinds)
+            for tied in pool:
+                choice = base.choice.copy()
+                choice[own] = tied.choice[own]
+                may = frozenset(f for f in factors if sums.gathered[f][self._at(f, choice)] > 0)
+                for again in _subsets(may, tied.again & may):
+                    key = choice[own].tobytes(), again
+                    if key not in found:
+                        rest = base.again - frozenset(factors)
+                        found[key] = choice, again, self.measure(sums, choice, rest | again)
+            offers.append([o for o in found.values() if o[2].seconds < inf])
+        fixed = base.num_bytes
+        chosen = packed(
+            [[(t.seconds - base.seconds, t.num_bytes - fixed) for *_, t in o] for o in offers],
+            room - fixed,
+        )
+        if chosen is None:
+            return None
+        choice, again = base.choice.copy(), base.again
+        for kinds, factors, offer, number in zip(groups, touched, offers, chosen, strict=True):
+            own = sorted(kinds)
+            choice[own] = offer[number][0][own]
+            again = again.difference(factors) | offer[number][1]
+        best = self.measure(sums, choice, frozenset(again))
+        return best if best.num_bytes <= room else None
+
+    def _touching(self, kinds: set[int]) -> list[set[int]]:
+        """Groups of kinds that share factors."""
+        out: list[set[int]] = [{k} for k in sorted(kinds)]
+        for scope in self.scopes:
+            joined = [group for group in out if group & {*scope}]
+            if len(joined) > 1:
+                out = [group for group in out if group not in joined]
+                out.append(set().union(*joined))
+        return out
+
     def filled(self, sums: Sums, found: Tied, faster: Tied, room: float) -> Tied:
         """``found`` with what is left of ``room`` used up.
 
@@ -559,6 +622,15 @@ class Folded:
         """The exact figures of a step."""
         program, measured = self.measured(found, schedule)
         return compose(self.model, program, schedule, measured, limit)
+
+
+def _subsets(may: frozenset[int], own: frozenset[int]) -> Iterator[frozenset[int]]:
+    """All of few factors; of many none, all and those that a choice has."""
+    if len(may) > FEW:
+        yield from (frozenset(), may, own)
+        return
+    for count in range(len(may) + 1):
+        yield from map(frozenset, combinations(sorted(may), count))
 
 
 def scaled(weight: float, values: Array) -> Array:

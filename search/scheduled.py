@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from autoshard.plan import Schedule
 from autoshard.search.bounds import Way, rows_of, ways, weights
 from autoshard.search.chords import between
@@ -73,6 +75,7 @@ class Scheduled:
         self.memory_rank = 0
         self._price = 0.0
         self.has_late = any(t.deferred is not None for t in folded.tables.edge_tables)
+        self._seen: list[Tied] = []
         self._sums: dict[tuple[float, bool, Way, int], Sums] = {}
 
     def sums(self, exposed: float, *, floor: bool = False) -> Sums:
@@ -190,6 +193,7 @@ class Scheduled:
 
     def _within(self, exposed: float) -> Found:
         """The best at one share of late gradients."""
+        self._seen = []
         _, fastest = self.folded.minimum(self.sums(exposed))
         step = self._step(fastest)
         if exposed == 0.0:
@@ -200,17 +204,14 @@ class Scheduled:
         sums = self.sums(exposed)
         fastest = self.folded.measure(sums, fastest.choice, fastest.again)
         leanest = self.folded.minimum(sums, LEANEST)[1]
-        tied, price = self._chords(sums, fastest, leanest, self._room(0.0))
         if exposed == 0.0:
-            self._price = price
+            _, self._price = self._chords(sums, fastest, leanest, self._room(0.0))
         best = Found(leanest, self._step(leanest), 0.0)
         beyond = 0.0
         for _ in range(ROUNDS):
             if leanest.num_bytes > self._room(beyond):
                 break
-            if beyond:
-                tied, _ = self._chords(sums, fastest, leanest, self._room(beyond))
-            tied = self.folded.filled(sums, tied, fastest, self._room(beyond))
+            tied = self._packed(sums, fastest, leanest, self._room(beyond))
             step = self._step(tied)
             one = Found(tied, step, 0.0)
             best = min((best, one), key=_rank)
@@ -234,7 +235,7 @@ class Scheduled:
                 offers = {
                     (tied.choice.tobytes(), tied.again): tied
                     for start in (other, best.tied, leanest)
-                    for tied in (self.folded.filled(sums, start, fastest, room),)
+                    for tied in (self._filled(sums, start, fastest, leanest, room),)
                 }
                 found = [Found(tied, self._step(tied), 0.0) for tied in offers.values()]
                 better = min(found, key=_rank)
@@ -243,12 +244,42 @@ class Scheduled:
                     break
         return best
 
+    def within(self, room: float, exposed: float = 0.0) -> Tied | None:
+        """The least sum of the tables that is found within ``room`` bytes of a stage.
+
+        None where nothing is. The stage is the one that the last limit was about.
+        """
+        sums = self.sums(exposed)
+        fastest = self.folded.minimum(sums)[1]
+        leanest = self.folded.minimum(sums, LEANEST)[1]
+        if leanest.num_bytes > room:
+            return None
+        return self._packed(sums, fastest, leanest, room)
+
+    def _packed(self, sums: Sums, fastest: Tied, leanest: Tied, room: float) -> Tied:
+        start, _ = self._chords(sums, fastest, leanest, room)
+        return self._filled(sums, start, fastest, leanest, room)
+
+    def _filled(self, sums: Sums, start: Tied, fastest: Tied, leanest: Tied, room: float) -> Tied:
+        """``start`` with what is left of ``room`` used up; the best of two ways to do so."""
+        filled = self.folded.filled(sums, start, fastest, room)
+        pool = [filled, start, leanest, fastest, *self._seen]
+        other = self.folded.combined(sums, pool, room)
+        return filled if other is None or other.seconds >= filled.seconds else other
+
     def _chords(self, sums: Sums, large: Tied, small: Tied, room: float) -> tuple[Tied, float]:
         """(the best within ``room``, the price of memory that gives the highest bound)."""
         if large.num_bytes <= room:
             return large, 0.0
+
+        def minimum(price: float) -> tuple[float, Tied]:
+            value, found = self.folded.minimum(sums, price)
+            if not any(np.array_equal(found.choice, t.choice) for t in self._seen):
+                self._seen.append(found)
+            return value, found
+
         best, _, _, price = between(
-            lambda price: self.folded.minimum(sums, price),
+            minimum,
             large,
             small,
             room,
