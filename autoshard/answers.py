@@ -79,6 +79,8 @@ class WhyNotDocument(Document):
         verdict: why not, in words.
         time: parts of a step and their sum.
         messages: seconds of all messages of a kind, hidden ones too, the largest difference first.
+        places: modules that differ most, computing and messages apart, of one device and the mean
+            of all stages; gradients that travel once a step are among ``messages`` alone.
         memory: categories of the peak and their sum.
     """
 
@@ -91,7 +93,34 @@ class WhyNotDocument(Document):
     verdict: str
     time: tuple[Part, ...]
     messages: tuple[Part, ...]
+    places: tuple[Part, ...] = ()
     memory: tuple[Part, ...]
+
+    def to_json(self) -> str:
+        """The answer as a JSON text."""
+        return self.model_dump_json(indent=1)
+
+
+class ExplanationDocument(Document):
+    """Why a plan, and why not others: the best of each kind that it is not, beside it.
+
+    Attributes:
+        model: its name.
+        cluster: what it runs on.
+        plan: what the plan amounts to.
+        step_time_s: predicted seconds of a step.
+        memory_bytes: predicted peak of the fullest device.
+        alternatives: each beside the plan, and what it loses where.
+    """
+
+    kind: Literal["autoshard.explanation"] = "autoshard.explanation"
+    schema_version: Literal[1] = 1
+    model: str
+    cluster: str
+    plan: str
+    step_time_s: float
+    memory_bytes: int
+    alternatives: tuple[WhyNotDocument, ...]
 
     def to_json(self) -> str:
         """The answer as a JSON text."""

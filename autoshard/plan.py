@@ -215,6 +215,15 @@ class Measurement(Document):
     )
 
 
+class RealRun(Document):
+    """A plan that was really run, to pick by measurement."""
+
+    label: str = Field(description="configuration, as among the alternatives")
+    predicted_step_s: float
+    measured_step_s: float | None = Field(description="median of its steps; None where it failed")
+    error: str = Field(default="", description="what the first process that failed said")
+
+
 class ModelDocument(Document):
     """The model that the plan is for."""
 
@@ -264,6 +273,9 @@ class PlanDocument(Document):
     alternatives: tuple[Alternative, ...] = ()
     lower_bound_s: float | None = None
     measurements: tuple[Measurement, ...] = ()
+    real_runs: tuple[RealRun, ...] = Field(
+        default=(), description="plans that were run to pick this one, fastest first"
+    )
     warnings: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
 

@@ -109,6 +109,7 @@ class SearchResult:
         best: the fastest solution that fits.
         configuration: where it was found.
         alternatives: every other configuration that was priced, fastest first, and why it lost.
+        priced: the best solution of every configuration that was priced.
         lower_bound_s: nothing in the space that was searched is faster.
         exhaustive: whether the whole space was priced.
         study: the Optuna study, with the figures as user attributes.
@@ -117,6 +118,7 @@ class SearchResult:
     best: Solution
     configuration: Configuration
     alternatives: tuple[Alternative, ...]
+    priced: Mapping[Configuration, Solution]
     lower_bound_s: float
     exhaustive: bool
     study: Study
@@ -231,7 +233,8 @@ def search(
     return SearchResult(
         best=fitting[best],
         configuration=best,
-        alternatives=_alternatives(run.priced, best),
+        alternatives=alternatives(run.priced, best),
+        priced=run.priced,
         lower_bound_s=min(s.lower_bound_s for s in run.priced.values()),
         exhaustive=exhaustive,
         study=study,
@@ -395,9 +398,10 @@ def _record(trial: Trial, configuration: Configuration, solution: Solution) -> N
         trial.set_constraint("memory over the limit", over)
 
 
-def _alternatives(
+def alternatives(
     priced: Mapping[Configuration, Solution], best: Configuration
 ) -> tuple[Alternative, ...]:
+    """Every configuration but ``best``, the fastest that fits first, and why it lost to it."""
     order = sorted(
         (c for c in priced if c != best),
         key=lambda c: (not priced[c].fits, priced[c].step_time.total_s),
@@ -469,7 +473,28 @@ def binding(memory: Memory) -> str:
     over = memory.total_bytes - limit
     rest = ", ".join(f"{k} {_figure(categories[k] / 1e9)} GB" for k in order[1:4] if categories[k])
     return (
-        f"{order[0]} {_figure(categories[order[0]] / 1e9)} GB (then {rest}); "
+        f"{_fullest(memory)}{order[0]} {_figure(categories[order[0]] / 1e9)} GB (then {rest}); "
         f"{_figure(memory.total_bytes / 1e9, 4)} GB of {_figure(limit / 1e9, 4)} GB, "
-        f"{_figure(over / 1e9)} GB too much"
+        f"{_figure(over / 1e9)} GB too much{_other_stages(memory)}"
+    )
+
+
+def _fullest(memory: Memory) -> str:
+    """Which stage the figures are of, where there are several."""
+    sizes = [stage.allocated_bytes for stage in memory.stages]
+    return f"on stage {sizes.index(max(sizes))} of {len(sizes)}: " if sizes else ""
+
+
+def _other_stages(memory: Memory) -> str:
+    """How many of the other stages are over the limit, and by how much the next one is."""
+    limit = (memory.limit_bytes or 0) - memory.reserve_bytes
+    over = sorted((stage.allocated_bytes - limit for stage in memory.stages), reverse=True)[1:]
+    too_full = [size for size in over if size > 0]
+    if not memory.stages:
+        return ""
+    if not too_full:
+        return "; the other stages fit"
+    return (
+        f"; {len(too_full)} of the {len(over)} other stages too, by up to "
+        f"{_figure(too_full[0] / 1e9)} GB"
     )

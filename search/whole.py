@@ -182,11 +182,9 @@ class Problems:
         schedule = a.schedule(self.style)
         return self._storing.first_stage(schedule, self._stands_for, a.sizes, room)
 
-    def fits(self, a: Arrangement) -> bool:
-        """Whether some strategies are within the limit."""
-        if self.least(a) == inf or self.scheduled(a).leanest_bytes() > self.limit:
-            return False
-        return self.solve(a).fits
+    def least_bytes(self, a: Arrangement) -> float:
+        """What a device of the first stage keeps where all of it is cut over all of them."""
+        return SURE * self.limit - self._room(a)
 
     def by_share(self, a: Arrangement) -> float:
         """The third bound: the axis ``model`` alone, a share of what the most samples take.
@@ -479,8 +477,8 @@ def _result(
 
 
 def _closest(space: Sequence[Arrangement], problems: Problems) -> dict[int, _Price]:
-    """The arrangement that needs the least memory, priced."""
-    lean = {i: problems.scheduled(a).leanest_bytes() for i, a in enumerate(space)}
+    """The arrangement that stores and keeps the least, priced."""
+    lean = {i: problems.least_bytes(a) for i, a in enumerate(space)}
     i = min(lean, key=lambda i: lean[i])
     found = problems.solve(space[i])
     return {i: _Price(found.step.step_time, found.step.memory, found.bound)}

@@ -237,13 +237,33 @@ def plan(
         typer.Option(
             "--axis",
             metavar="RANGE",
-            help="A range of an axis of the full space: model<=8, pipeline=4; may be repeated.",
+            help="A range of a size of the full space: model<=8, pipeline=4, micro-batch=2, "
+            "virtual-stages=1; may be repeated.",
+        ),
+    ] = None,
+    within: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--within",
+            metavar="AXIS=TIER",
+            help="A tier that an axis of the full space must not leave: model=node; may be "
+            "repeated.",
+        ),
+    ] = None,
+    recompute: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--recompute",
+            metavar="KIND",
+            help="Recomputation in the full space: none or full; what is fastest if left out.",
         ),
     ] = None,
     sampler: Annotated[
         Sampler,
         typer.Option(
-            "--sampler", help="Of the full space: bound has a proof; the others are Optuna's own."
+            "--sampler",
+            help="Of the full space, or of --measure: bound has a proof (or takes the best by "
+            "prediction); the others are Optuna's own.",
         ),
     ] = Sampler.bound,
     kernels: Annotated[
@@ -252,6 +272,16 @@ def plan(
             "--kernels", help="How operators between products are run, in the full space."
         ),
     ] = Style.eager,
+    measure: Annotated[
+        int | None,
+        typer.Option(
+            "--measure",
+            min=1,
+            metavar="K",
+            help="Run the best K plans on processes of this machine and take the fastest; with "
+            "--sampler it proposes which.",
+        ),
+    ] = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -279,6 +309,13 @@ def plan(
             "'fsdp, data=8'.",
         ),
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Compare the plan with the best of each kind that it is not: what each loses where.",
+        ),
+    ] = False,
     smallest: Annotated[
         bool,
         typer.Option(
@@ -313,6 +350,9 @@ def plan(
         step_time_s=step_time,
         space=None if space is Space.plain else space.value,
         axes=axis or None,
+        measure=measure,
+        within=within or None,
+        recompute=recompute or None,
         sampler=None if sampler is Sampler.bound else sampler.value,
         kernels=None if kernels is Style.eager else kernels.value,
     )
@@ -322,6 +362,8 @@ def plan(
             "--storage": storage is not None,
             "--what-if": bool(what_if),
             "--why-not": why_not is not None,
+            "--explain": explain,
+            "--measure": measure is not None,
             SMALLEST: smallest or step_time is not None,
             "--mesh": mesh is not None,
             FULL: space is Space.full,
@@ -338,6 +380,8 @@ def plan(
             found = optimize(model, **asked, progress=progress)
         if why_not is not None:
             answer = found.why_not(why_not, progress=progress)
+        elif explain:
+            answer = found.why(progress=progress)
     if answer is not None:
         _show(output, answer.to_json, lambda: answer, out)
     else:
@@ -568,11 +612,18 @@ EXCLUDED = (
     ("--server", "--storage", "--storage is of a local search"),
     ("--server", "--what-if", "it is answered here"),
     ("--server", "--why-not", "it is answered here"),
+    ("--server", "--explain", "it is answered here"),
     ("--what-if", "--why-not", "these are two questions"),
+    ("--what-if", "--explain", "these are two questions"),
+    ("--why-not", "--explain", "these are two questions"),
     ("--server", SMALLEST, "it is answered here"),
     (SMALLEST, "--what-if", "these are two questions"),
     (SMALLEST, "--mesh", "a mesh says how many devices there are"),
     (SMALLEST, "--storage", "it is no single search"),
+    ("--measure", "--server", "plans are run here"),
+    ("--measure", "--what-if", "only the plan itself is run"),
+    ("--measure", SMALLEST, "only one number of devices is run"),
+    (FULL, "--measure", "plans of the full space cannot be run yet"),
     (FULL, "--server", "the service plans the plain space"),
     (FULL, "--what-if", "it asks of plans in the plain space"),
     (FULL, SMALLEST, "it asks of plans in the plain space"),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autoshard.runtime.lower import LoweredModule
+    from autoshard.runtime.processes import Pool
 
 MOST_PROCESSES = 16
 """More processes than this on one machine only wait for each other."""
@@ -250,6 +251,7 @@ def measure_plan(
     seed: int = 0,
     steps: int = 10,
     timeout_s: float = 120.0,
+    pool: Pool | None = None,
 ) -> Measured:
     """Run a plan on processes of this machine for its time, memory and collectives alone.
 
@@ -262,7 +264,7 @@ def measure_plan(
         RankError: a process failed; with its own error.
     """
     _check_room(plan, plan.dtype)
-    found = measure_program(plan, captured, seed=seed, steps=steps, timeout_s=timeout_s)
+    found = measure_program(plan, captured, seed=seed, steps=steps, timeout_s=timeout_s, pool=pool)
     if found.collectives.differences:
         raise ValidationError(
             f"{found.collectives.differences} collectives differ between what was predicted and "

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from autoshard.analyzer import Captured
     from autoshard.exports import Export
     from autoshard.planner.altered import WhatIf
+    from autoshard.planner.whole import Whole
+    from autoshard.planner.why import Explanation
     from autoshard.planner.why_not import WhyNot
     from autoshard.program import Program
     from autoshard.runtime.lower import LoweredModule
@@ -34,6 +36,7 @@ class Plan(PlanDocument):
 
     _captured: Captured | None = PrivateAttr(default=None)
     _forced: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _space: Whole | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
         """Equal documents are equal plans, whatever model they remember."""
@@ -67,6 +70,16 @@ class Plan(PlanDocument):
     def remember(self, **forced: Any) -> Plan:
         """Remember arguments of :func:`autoshard.optimize` that the document does not hold."""
         self._forced = forced
+        return self
+
+    @property
+    def space(self) -> Whole | None:
+        """The full space that the plan was found in; None for others, and after loading."""
+        return self._space
+
+    def found_in(self, space: Whole) -> Plan:
+        """Remember the full space, so that :meth:`why` can look at others of it."""
+        self._space = space
         return self
 
     def asked(self) -> dict[str, Any]:
@@ -121,6 +134,19 @@ class Plan(PlanDocument):
         from autoshard.planner.why_not import why_not
 
         return why_not(self, asked, progress=progress)
+
+    def why(self, *, progress: bool | Callable[[str], None] | None = True) -> Explanation:
+        """Why this plan and not another: the best of each other kind, and what it loses where.
+
+        Args:
+            progress: see :func:`autoshard.optimize`.
+
+        Raises:
+            RequestError: no model is at hand, or a plan of the full space that was loaded.
+        """
+        from autoshard.planner.why import why
+
+        return why(self, progress=progress)
 
     def captured(
         self, model: nn.Module | str | None = None, example_inputs: object | None = None

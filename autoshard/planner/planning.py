@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from autoshard.analyzer import Captured
     from autoshard.candidates import AxisUse
-    from autoshard.search import Solution, Solved, Standing
+    from autoshard.search import Configuration, Solution, Solved, Standing
+    from autoshard.search.demands import Demands
 
 TIGHT = 0.03
 """Share of the memory below which a plan warns that little is to spare (assumed)."""
@@ -60,9 +61,12 @@ def optimize(
     storage: str | None = None,
     space: str = "plain",
     axes: Sequence[str] | Mapping[str, int | tuple[int, int | None]] | None = None,
+    within: Sequence[str] | Mapping[str, str] | None = None,
+    recompute: str | Sequence[str] | None = None,
     sampler: str = "bound",
     kernels: str = "eager",
     validate: Validate = "none",
+    measure: int | None = None,
     captured: Captured | None = None,
     suggest: bool = True,
     progress: bool | Callable[[str], None] | None = True,
@@ -90,11 +94,17 @@ def optimize(
         space: ``plain``: what the bundled runtime runs, on data x model; ``full``: pipeline stages,
             replicas, experts, context, microbatches and recomputation too, which this version
             prices but cannot run.
-        axes: ranges of axes, in the full space: ``["model<=8", "pipeline=4"]``.
-        sampler: of the full space: ``bound``, with a proof; or ``tpe``, ``nsga``, ``gp``,
-            ``random``.
+        axes: ranges of sizes, in the full space: ``["model<=8", "pipeline=4"]``; also of
+            ``micro-batch`` and ``virtual-stages``.
+        within: tiers that axes must not leave, in the full space: ``["model=node"]``.
+        recompute: ``none`` or ``full``, or several, in the full space; None: what is fastest.
+        sampler: of the full space, ``bound``, with a proof, or ``tpe``, ``nsga``, ``gp``,
+            ``random``; with ``measure``, of what is run: ``bound`` stands for the best by
+            prediction, the others propose all but the first.
         kernels: of the full space: ``eager``, ``autocast`` or ``fused``.
         validate: ``dry-run`` or ``run`` to check the plan before it is returned.
+        measure: so many plans are run on processes of this machine, and the fastest is returned;
+            ``plan.real_runs`` has them all. Of the plain space.
         captured: the model at this very batch, length and dtype, where it was captured before.
         suggest: whether to look, where nothing fits, for the nearest changes that do.
         progress: True: lines on stderr where it is a terminal; or called with each line.
@@ -112,12 +122,22 @@ def optimize(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, trials, say
     )
     if space == "full":
-        if validate != "none":
-            raise RequestError("a plan of the full space cannot be run yet; leave validate out")
+        from autoshard.planner.whole import read_axes, read_within
+        from autoshard.search.demands import Demands
+
+        if validate != "none" or measure is not None:
+            raise RequestError(
+                "a plan of the full space cannot be run yet; leave validate and measure out"
+            )
         return _full(
             request,
             model,
-            axes=axes,
+            demands=Demands(
+                sizes=read_axes(axes),
+                within=read_within(within),
+                recompute=(recompute,) if isinstance(recompute, str) else tuple(recompute or ()),
+            ),
+            suggest=suggest,
             global_batch=global_batch,
             seq_len=seq_len,
             dtype=dtype,
@@ -130,9 +150,13 @@ def optimize(
             seed=seed,
             storage=storage,
         )
-    _check_plain(space, axes, sampler, kernels)
+    _check_plain(
+        space, axes, within, recompute, "bound" if measure is not None else sampler, kernels
+    )
+    check_sizes(measure=measure)
     captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
-    from autoshard.search import Asked, explained, search
+    from autoshard.planner.measured import fastest_run
+    from autoshard.search import Asked, alternatives, explained, search
 
     def told(standing: Standing) -> None:
         say(f"priced {standing.done}/{standing.total}: {standing.label}")
@@ -173,17 +197,48 @@ def optimize(
         if not suggest:
             raise
         say("nothing fits; looking for changes that do")
-        raise explained(error, asked, regraph if example_inputs is None else None) from None
-    plan = _plan(
-        result.best,
-        captured.graph,
-        request,
-        seed=seed,
-        source=source_of(model),
-        seq_len=seq_len,
-        alternatives=result.alternatives,
-        lower_bound_s=result.lower_bound_s,
-    ).attach(captured)
+        found = explained(error, asked, regraph if example_inputs is None else None)
+        if request.is_free and not constraints and example_inputs is None:
+            from autoshard.planner.whole_nearest import with_full_space
+
+            found = with_full_space(
+                found,
+                model,
+                request.cluster,
+                global_batch=captured.graph.batch,
+                seq_len=seq_len,
+                dtype=resolve_dtype(dtype),
+                optimizer=optimizer,
+                limit=memory_limit_bytes,
+                say=say,
+            )
+        raise found from None
+
+    def planned(configuration: Configuration) -> Plan:
+        return _plan(
+            result.priced[configuration],
+            captured.graph,
+            request,
+            seed=seed,
+            source=source_of(model),
+            seq_len=seq_len,
+            alternatives=alternatives(result.priced, configuration),
+            lower_bound_s=result.lower_bound_s,
+        ).attach(captured)
+
+    if measure is None:
+        plan = planned(result.configuration)
+    else:
+        plan = fastest_run(
+            result,
+            planned,
+            captured,
+            measure,
+            sampler=None if sampler == "bound" else sampler,
+            seed=seed,
+            storage=storage,
+            say=say,
+        )
     plan.remember(mesh=request.forced, constraints=constraints, trials=trials)
     if validate != "none":
         plan.validate(dry_run=validate == "dry-run", progress=say)
@@ -365,7 +420,9 @@ def price(
     ).attach(captured)
 
 
-def _check_plain(space: str, axes: object, sampler: str, kernels: str) -> None:
+def _check_plain(
+    space: str, axes: object, within: object, recompute: object, sampler: str, kernels: str
+) -> None:
     """Refuse what only the full space has.
 
     Raises:
@@ -378,6 +435,8 @@ def _check_plain(space: str, axes: object, sampler: str, kernels: str) -> None:
         raise UnknownNameError("space", space, SPACES)
     for name, given in (
         ("axes", bool(axes)),
+        ("within", bool(within)),
+        ("recompute", bool(recompute)),
         ("sampler", sampler != "bound"),
         ("kernels", kernels != "eager"),
     ):
@@ -389,7 +448,8 @@ def _full(
     request: Request,
     model: nn.Module | str | Path | Mapping[str, Any],
     *,
-    axes: Sequence[str] | Mapping[str, int | tuple[int, int | None]] | None,
+    demands: Demands,
+    suggest: bool,
     global_batch: int | None,
     seq_len: int | None,
     dtype: str | None,
@@ -404,7 +464,7 @@ def _full(
 ) -> Plan:
     """The plan of the whole space; see :func:`optimize`."""
     from autoshard.kernels import STYLES
-    from autoshard.planner.whole import read_axes, search_space
+    from autoshard.planner.whole import search_space
     from autoshard.search.sampler import SAMPLERS
 
     if sampler not in SAMPLERS:
@@ -434,7 +494,8 @@ def _full(
         dtype=resolve_dtype(dtype),
         optimizer=request.optimizer,
         limit=memory_limit_bytes,
-        axes=read_axes(axes),
+        demands=demands,
+        suggest=suggest,
         sampler=sampler,
         trials=trials,
         seed=seed,
@@ -453,7 +514,7 @@ def _full(
         lower_bound_s=found.solution.lower_bound_s,
         schedule=found.schedule,
         notes=(*notes, found.note),
-    )
+    ).found_in(found)
 
 
 class Request:
@@ -498,6 +559,11 @@ class Request:
             () if note is None else (note,),
             say,
         )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether neither a strategy nor a mesh is forced."""
+        return self.strategy == "auto" and self.mesh is None
 
     @property
     def forced(self) -> dict[str, int] | None:

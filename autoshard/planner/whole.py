@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 from autoshard.candidates import Rules
 from autoshard.cluster import Cluster
-from autoshard.errors import InfeasibleError, MeshError, RequestError, UnknownNameError
+from autoshard.errors import RequestError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.kernels import Style
 from autoshard.plan import Schedule
 from autoshard.planner.family import Family, family_of
 from autoshard.planner.request import SHORT_AXES
+from autoshard.planner.whole_nearest import WholeAsked, explained_whole
 from autoshard.program import Program
 from autoshard.search import Solution
-from autoshard.search.outer import binding
-from autoshard.search.space import AXES, Arrangement, Range, arrangements
+from autoshard.search.demands import SIZES, Demands
+from autoshard.search.space import AXES, Arrangement, Range
 from autoshard.search.step import segments
 from autoshard.search.whole import Problems, Result, search_whole
 
@@ -26,7 +27,7 @@ SPACES = ("plain", "full")
 
 SHORTER = tuple(short for short, axis in SHORT_AXES.items() if axis in AXES)
 
-_AXIS = re.compile(r"\s*([a-z]+)\s*(<=|>=|=)\s*(\d+)\s*")
+_AXIS = re.compile(r"\s*([a-z_-]+)\s*(<=|>=|=)\s*(\d+)\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,16 @@ class Whole:
         solution: its strategies and figures; axes are those of one stage.
         schedule: how a step is run.
         result: what the search says of itself.
+        points: what was searched.
+        problems: its inner problems.
     """
 
     graph: ModelGraph
     solution: Solution
     schedule: Schedule
     result: Result
+    points: Sequence[Arrangement]
+    problems: Problems
 
     @property
     def note(self) -> str:
@@ -58,18 +63,18 @@ class Whole:
 
 
 def read_axes(texts: Sequence[str] | Mapping[str, int | Range] | None) -> dict[str, Range]:
-    """Ranges of axes: ``("model<=8", "pipeline=4")``, or ``{"model": (1, 8), "pipeline": 4}``.
+    """Ranges of sizes: ``("model<=8", "micro-batch=2")``, or ``{"model": (1, 8), "pipeline": 4}``.
 
     Raises:
-        UnknownNameError: no such axis.
+        UnknownNameError: no such size.
         RequestError: unreadable, or a range that holds no number.
     """
     found: dict[str, Range] = {}
 
     def narrow(name: str, least: int, most: int | None) -> None:
-        axis = SHORT_AXES.get(name, name)
-        if axis not in AXES:
-            raise UnknownNameError("mesh axis", name, (*AXES, *SHORTER))
+        axis = SHORT_AXES.get(name, name.replace("_", "-"))
+        if axis not in SIZES:
+            raise UnknownNameError("mesh axis", name, (*SIZES, *SHORTER))
         low, high = found.get(axis, (1, None))
         low = max(low, least)
         high = most if high is None else high if most is None else min(high, most)
@@ -108,7 +113,8 @@ def search_space(
     dtype: str | None,
     optimizer: str,
     limit: int | None,
-    axes: Mapping[str, Range],
+    demands: Demands,
+    suggest: bool,
     sampler: str,
     trials: int | None,
     seed: int,
@@ -120,11 +126,23 @@ def search_space(
 
     Raises:
         InfeasibleError: nothing fits; names what binds and what would fit.
-        MeshError: no arrangement is within the axes' ranges.
+        MeshError: no arrangement is as demanded.
     """
     family = family_of(model, seq_len=seq_len, dtype=dtype, say=say)
-    space = _space(family, cluster, global_batch, axes)
-    problems = Problems(family.few, family.blocks, cluster, optimizer, limit, style)
+    partial = ", ".join(
+        [f"sampler {sampler}"] * (sampler != "bound") + [f"{trials} trials"] * (trials is not None)
+    )
+    asked = WholeAsked(
+        family=family,
+        cluster=cluster,
+        global_batch=global_batch,
+        optimizer=optimizer,
+        limit=limit,
+        demands=demands,
+        style=style,
+        partial=partial,
+    )
+    space, problems = asked.points(), asked.problems()
     say(f"searching {len(space):,} arrangements")
 
     def told(number: int, a: Arrangement, seconds: float) -> None:
@@ -140,13 +158,19 @@ def search_space(
         progress=told,
     )
     if not result.found.fits:
-        raise _infeasible(family, cluster, result, global_batch, optimizer, limit, axes)
+
+        def regraph(length: int) -> Family:
+            return family_of(model, seq_len=length, dtype=dtype, say=lambda text: None)
+
+        raise explained_whole(asked, problems, regraph, say, suggest=suggest)
     graph = family.whole(result.arrangement.batch)
     return Whole(
         graph=graph,
         solution=solution_of(result, graph),
         schedule=result.arrangement.schedule(style),
         result=result,
+        points=space,
+        problems=problems,
     )
 
 
@@ -211,47 +235,23 @@ def solution_of(result: Result, graph: ModelGraph) -> Solution:
     )
 
 
-def _infeasible(
-    family: Family,
-    cluster: Cluster,
-    result: Result,
-    global_batch: int,
-    optimizer: str,
-    limit: int | None,
-    axes: Mapping[str, Range],
-) -> InfeasibleError:
-    memory = result.found.step.memory
-    graph = family.growth.one
-    return InfeasibleError(
-        f"{graph.name} (global batch {global_batch}, {optimizer}) does not fit on "
-        f"{cluster.devices} devices of {cluster.name} in any of "
-        f"{result.certificate.arrangements:,} arrangements; the leanest is "
-        f"{result.arrangement.label}",
-        binding=binding(memory),
-        nearest=_nearest(
-            family, cluster, global_batch, optimizer, limit, axes, result.folded.model.style
-        ),
-    )
+def read_within(texts: Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:
+    """The tier that an axis keeps to: ``("model=node",)`` or ``{"model": "node"}``.
 
-
-def _nearest(
-    family: Family,
-    cluster: Cluster,
-    global_batch: int,
-    optimizer: str,
-    limit: int | None,
-    axes: Mapping[str, Range],
-    style: Style,
-) -> list[str]:
-    """The fewest devices, doubling, on which something fits."""
-    for factor in (2, 4, 8, 16):
-        try:
-            larger = cluster.with_devices(cluster.devices * factor)
-            space = _space(family, larger, global_batch, axes)
-        except (MeshError, RequestError):
-            continue
-        problems = Problems(family.few, family.blocks, larger, optimizer, limit, style)
-        problems.prepare(space)
-        if any(problems.fits(a) for a in space):
-            return [f"{larger.devices} devices"]
-    return []
+    Raises:
+        UnknownNameError: no such axis.
+        RequestError: unreadable.
+    """
+    found: dict[str, str] = {}
+    pairs = list(texts.items()) if isinstance(texts, Mapping) else []
+    for text in () if isinstance(texts, Mapping) else texts or ():
+        name, equals, tier = (s.strip() for s in text.partition("="))
+        if not equals or not tier:
+            raise RequestError(f"cannot read {text!r}; write it as model=node")
+        pairs.append((name, tier))
+    for name, tier in pairs:
+        axis = SHORT_AXES.get(name, name)
+        if axis not in AXES:
+            raise UnknownNameError("mesh axis", name, (*AXES, *SHORTER))
+        found[axis] = tier
+    return found

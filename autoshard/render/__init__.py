@@ -6,10 +6,17 @@ from autoshard.render.plan import plan_sections, plan_table
 from autoshard.render.sections import Section, render_text
 from autoshard.render.validation import validation_sections, validation_table
 from autoshard.render.what_if import what_if_sections, what_if_table
-from autoshard.render.why_not import why_not_sections, why_not_table
+from autoshard.render.why_not import (
+    explanation_sections,
+    explanation_table,
+    why_not_sections,
+    why_not_table,
+)
 
 __all__ = [
     "Section",
+    "explanation_sections",
+    "explanation_table",
     "graph_sections",
     "graph_table",
     "plan_html",

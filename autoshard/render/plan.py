@@ -40,6 +40,8 @@ def plan_sections(plan: PlanDocument) -> list[Section]:
     out += _stages(plan.memory)
     if plan.measurements:
         out.append(measured_section(plan.measurements))
+    if plan.real_runs:
+        out.append(real_runs_section(plan))
     out.append(_collectives(plan))
     for title, tensors in (
         ("Parameters", plan.parameters),
@@ -291,6 +293,27 @@ def measured_section(measurements: Iterable[Measurement]) -> Section:
     return Section(
         title="Predicted and measured",
         columns=("on", "", ">predicted", ">measured", ">difference"),
+        rows=tuple(rows),
+    )
+
+
+def real_runs_section(plan: PlanDocument) -> Section:
+    """What was run to pick the plan, predicted beside measured."""
+    rows = []
+    for run in plan.real_runs:
+        measured = run.measured_step_s
+        rows.append(
+            (
+                run.label,
+                seconds_text(run.predicted_step_s),
+                "failed" if measured is None else seconds_text(measured),
+                "" if measured is None else difference_text(run.predicted_step_s, measured),
+                run.error,
+            )
+        )
+    return Section(
+        title="Really run, to pick by measurement",
+        columns=("plan", ">predicted", ">measured", ">difference", ""),
         rows=tuple(rows),
     )
 
