@@ -125,3 +125,44 @@ class ExplanationDocument(Document):
     def to_json(self) -> str:
         """The answer as a JSON text."""
         return self.model_dump_json(indent=1)
+
+
+class FrontPoint(Document):
+    """A plan than which none is both faster and smaller.
+
+    Attributes:
+        label: what it is.
+        mesh: its mesh.
+        step_time_s: predicted seconds of a step.
+        memory_bytes: predicted peak of the fullest device.
+    """
+
+    label: str
+    mesh: MeshDocument
+    step_time_s: float
+    memory_bytes: int
+
+
+class FrontDocument(Document):
+    """Step time against memory, by falling memory: the fastest plan first, the leanest last.
+
+    Attributes:
+        model: its name.
+        cluster: what it runs on.
+        limit_bytes: of a device that may be used.
+        spacing: share of a point's memory that the next one saves at least; None: points that a
+            sampler found, without a proof.
+        points: the front.
+    """
+
+    kind: Literal["autoshard.front"] = "autoshard.front"
+    schema_version: Literal[1] = 1
+    model: str
+    cluster: str
+    limit_bytes: int
+    spacing: float | None
+    points: tuple[FrontPoint, ...] = Field(min_length=1)
+
+    def to_json(self) -> str:
+        """The answer as a JSON text."""
+        return self.model_dump_json(indent=1)

@@ -84,15 +84,15 @@ def taken(study: Study, besides: int | None = None) -> list[Params]:
     return [t.params for t in trials if t.number != besides and t.params]
 
 
-def sampler_of(name: str, seed: int, bound: BoundSampler) -> BaseSampler:
-    """The sampler called ``name``: ``bound``, or one of Optuna's own.
+def sampler_of(name: str, seed: int, bound: BoundSampler | None) -> BaseSampler:
+    """The sampler called ``name``: ``bound``, where there is one, or one of Optuna's own.
 
     Raises:
         UnknownNameError: there is no such sampler.
     """
     from autoshard.errors import UnknownNameError
 
-    if name == "bound":
+    if name == "bound" and bound is not None:
         return bound
     if name == "tpe":
         return optuna.samplers.TPESampler(seed=seed)

@@ -142,6 +142,12 @@ class Problems:
         """How many sets of tables were built."""
         return len(self._folded)
 
+    def under(self, limit: int) -> Problems:
+        """The same problems under another limit; tables are shared."""
+        other = Problems(self.graphs, self.blocks, self.cluster, self.optimizer, limit, self.style)
+        other._prepared, other._folded = self._prepared, self._folded
+        return other
+
     def prepare(self, space: Sequence[Arrangement]) -> None:
         """Make ready for :meth:`least`."""
         largest = max(a.batch for a in space)

@@ -262,8 +262,8 @@ def plan(
         Sampler,
         typer.Option(
             "--sampler",
-            help="Of the full space, or of --measure: bound has a proof (or takes the best by "
-            "prediction); the others are Optuna's own.",
+            help="Of the full space, --measure or --front: bound has a proof (--measure: takes the "
+            "best by prediction); the others are Optuna's own.",
         ),
     ] = Sampler.bound,
     kernels: Annotated[
@@ -313,7 +313,15 @@ def plan(
         bool,
         typer.Option(
             "--explain",
-            help="Compare the plan with the best of each kind that it is not: what each loses where.",
+            help="Compare the plan with the best of each kind that it is not: what each loses.",
+        ),
+    ] = False,
+    front: Annotated[
+        bool,
+        typer.Option(
+            "--front",
+            help="Step time against memory: the plans than which none is both faster and smaller; "
+            "--sampler nsga asks NSGA-II instead.",
         ),
     ] = False,
     smallest: Annotated[
@@ -363,6 +371,7 @@ def plan(
             "--what-if": bool(what_if),
             "--why-not": why_not is not None,
             "--explain": explain,
+            "--front": front,
             "--measure": measure is not None,
             SMALLEST: smallest or step_time is not None,
             "--mesh": mesh is not None,
@@ -374,6 +383,8 @@ def plan(
         answer = None
         if what_if:
             answer = facade().what_if(model, what_if, **asked, progress=progress)
+        elif front:
+            answer = facade().front(model, **asked, progress=progress)
         elif smallest or step_time is not None:
             found = facade().smallest(model, **asked, progress=progress)
         else:
@@ -620,6 +631,12 @@ EXCLUDED = (
     (SMALLEST, "--what-if", "these are two questions"),
     (SMALLEST, "--mesh", "a mesh says how many devices there are"),
     (SMALLEST, "--storage", "it is no single search"),
+    ("--server", "--front", "it is answered here"),
+    ("--front", "--what-if", "these are two questions"),
+    ("--front", "--why-not", "these are two questions"),
+    ("--front", "--explain", "these are two questions"),
+    ("--front", "--measure", "these are two questions"),
+    ("--front", SMALLEST, "these are two questions"),
     ("--measure", "--server", "plans are run here"),
     ("--measure", "--what-if", "only the plan itself is run"),
     ("--measure", SMALLEST, "only one number of devices is run"),

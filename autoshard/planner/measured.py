@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autoshard.errors import AutoshardError, UnknownNameError, ValidationError
 from autoshard.plan import RealRun
@@ -93,6 +93,8 @@ def pick(
     """
     import optuna
 
+    from autoshard.search.sampler import sampler_of
+
     if sampler is not None and sampler not in SAMPLERS:
         raise UnknownNameError("sampler of real runs", sampler, SAMPLERS)
     order = candidates(result)
@@ -104,7 +106,7 @@ def pick(
     try:
         study = optuna.create_study(
             direction="minimize",
-            sampler=_sampler(sampler or DEFAULT, seed),
+            sampler=sampler_of(sampler or DEFAULT, seed, None),
             storage=storage,
             study_name=_study_name(name, predicted) if storage else None,
             load_if_exists=True,
@@ -238,18 +240,6 @@ def _finished(study: optuna.Study, predicted: Mapping[str, float]) -> dict[str, 
 def _rank(run: RealRun) -> tuple[bool, float]:
     seconds = run.measured_step_s
     return seconds is None, run.predicted_step_s if seconds is None else seconds
-
-
-def _sampler(name: str, seed: int) -> Any:
-    import optuna
-
-    samplers: dict[str, Callable[..., Any]] = {
-        "tpe": optuna.samplers.TPESampler,
-        "nsga": optuna.samplers.NSGAIISampler,
-        "gp": optuna.samplers.GPSampler,
-        "random": optuna.samplers.RandomSampler,
-    }
-    return samplers[name](seed=seed)
 
 
 def _study_name(name: str, predicted: Mapping[str, float]) -> str:

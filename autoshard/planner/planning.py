@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from autoshard.analyzer import Captured
     from autoshard.candidates import AxisUse
+    from autoshard.planner.whole_nearest import WholeAsked
     from autoshard.search import Configuration, Solution, Solved, Standing
-    from autoshard.search.demands import Demands
 
 TIGHT = 0.03
 """Share of the memory below which a plan warns that little is to spare (assumed)."""
@@ -122,35 +122,43 @@ def optimize(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, trials, say
     )
     if space == "full":
-        from autoshard.planner.whole import read_axes, read_within
-        from autoshard.search.demands import Demands
+        from autoshard.planner.whole import asked_of
+        from autoshard.search.sampler import SAMPLERS
 
+        if sampler not in SAMPLERS:
+            raise UnknownNameError("sampler", sampler, SAMPLERS)
         if validate != "none" or measure is not None:
             raise RequestError(
                 "a plan of the full space cannot be run yet; leave validate and measure out"
             )
-        return _full(
+        whole = asked_of(
             request,
             model,
-            demands=Demands(
-                sizes=read_axes(axes),
-                within=read_within(within),
-                recompute=(recompute,) if isinstance(recompute, str) else tuple(recompute or ()),
-            ),
+            example_inputs=example_inputs,
+            constraints=constraints,
+            axes=axes,
+            within=within,
+            recompute=recompute,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            dtype=resolve_dtype(dtype),
+            limit=memory_limit_bytes,
+            kernels=kernels,
+        )
+        return _full(
+            request,
+            whole,
+            model,
             suggest=suggest,
             global_batch=global_batch,
             seq_len=seq_len,
             dtype=dtype,
-            memory_limit_bytes=memory_limit_bytes,
-            constraints=constraints,
-            example_inputs=example_inputs,
             sampler=sampler,
-            kernels=kernels,
             trials=trials,
             seed=seed,
             storage=storage,
         )
-    _check_plain(
+    check_plain(
         space, axes, within, recompute, "bound" if measure is not None else sampler, kernels
     )
     check_sizes(measure=measure)
@@ -420,10 +428,10 @@ def price(
     ).attach(captured)
 
 
-def _check_plain(
+def check_plain(
     space: str, axes: object, within: object, recompute: object, sampler: str, kernels: str
 ) -> None:
-    """Refuse what only the full space has.
+    """Refuse what only the full space has; arguments as of :func:`optimize`.
 
     Raises:
         UnknownNameError: no such space.
@@ -446,61 +454,35 @@ def _check_plain(
 
 def _full(
     request: Request,
+    asked: WholeAsked,
     model: nn.Module | str | Path | Mapping[str, Any],
     *,
-    demands: Demands,
     suggest: bool,
     global_batch: int | None,
     seq_len: int | None,
     dtype: str | None,
-    memory_limit_bytes: int | None,
-    constraints: object,
-    example_inputs: object | None,
     sampler: str,
-    kernels: str,
     trials: int | None,
     seed: int,
     storage: str | None,
 ) -> Plan:
     """The plan of the whole space; see :func:`optimize`."""
-    from autoshard.kernels import STYLES
     from autoshard.planner.whole import search_space
-    from autoshard.search.sampler import SAMPLERS
 
-    if sampler not in SAMPLERS:
-        raise UnknownNameError("sampler", sampler, SAMPLERS)
-    if kernels not in STYLES:
-        raise UnknownNameError("style of kernels", kernels, STYLES)
-    if request.strategy != "auto" or request.mesh is not None or constraints:
-        raise RequestError(
-            "strategy, mesh and constraints are of the plain space; in the full one name ranges of "
-            "axes: axes=['model=8', 'pipeline<=4']"
-        )
-    if example_inputs is not None:
-        raise InputError(
-            "example_inputs have one batch, the full space has microbatches of many sizes; leave "
-            "them out, or leave space at 'plain'"
-        )
-    check_sizes(global_batch=global_batch, seq_len=seq_len)
     notes = []
     if global_batch is None:
-        global_batch = request.cluster.devices
-        notes.append(f"global batch: none given, so {global_batch} samples, 1 for each device")
+        notes.append(
+            f"global batch: none given, so {asked.global_batch} samples, 1 for each device"
+        )
     found = search_space(
+        asked,
         model,
-        request.cluster,
-        global_batch=global_batch,
-        seq_len=seq_len,
-        dtype=resolve_dtype(dtype),
-        optimizer=request.optimizer,
-        limit=memory_limit_bytes,
-        demands=demands,
         suggest=suggest,
+        dtype=resolve_dtype(dtype),
         sampler=sampler,
         trials=trials,
         seed=seed,
         storage=storage,
-        style=kernels,
         say=request.say,
     )
     return _plan(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from autoshard.candidates import Rules
-from autoshard.cluster import Cluster
-from autoshard.errors import RequestError, UnknownNameError
+from autoshard.errors import InputError, RequestError, UnknownNameError
 from autoshard.graph import ModelGraph
-from autoshard.kernels import Style
+from autoshard.kernels import STYLES
 from autoshard.plan import Schedule
 from autoshard.planner.family import Family, family_of
-from autoshard.planner.request import SHORT_AXES
+from autoshard.planner.request import SHORT_AXES, check_sizes
 from autoshard.planner.whole_nearest import WholeAsked, explained_whole
 from autoshard.program import Program
 from autoshard.search import Solution
@@ -21,6 +21,9 @@ from autoshard.search.demands import SIZES, Demands
 from autoshard.search.space import AXES, Arrangement, Range
 from autoshard.search.step import segments
 from autoshard.search.whole import Problems, Result, search_whole
+
+if TYPE_CHECKING:
+    from autoshard.planner.planning import Request
 
 SPACES = ("plain", "full")
 """What ``optimize`` searches: what the bundled runtime runs, or everything that can be priced."""
@@ -104,44 +107,84 @@ def read_axes(texts: Sequence[str] | Mapping[str, int | Range] | None) -> dict[s
     return found
 
 
-def search_space(
+def asked_of(
+    request: Request,
     model: object,
-    cluster: Cluster,
     *,
-    global_batch: int,
+    example_inputs: object | None,
+    constraints: object,
+    axes: Sequence[str] | Mapping[str, int | Range] | None,
+    within: Sequence[str] | Mapping[str, str] | None,
+    recompute: str | Sequence[str] | None,
+    global_batch: int | None,
     seq_len: int | None,
     dtype: str | None,
-    optimizer: str,
     limit: int | None,
-    demands: Demands,
+    kernels: str,
+) -> WholeAsked:
+    """What is asked of the whole space, the model captured; arguments as of ``optimize``.
+
+    Raises:
+        RequestError: says what is wrong, or of the plain space only.
+    """
+    if kernels not in STYLES:
+        raise UnknownNameError("style of kernels", kernels, STYLES)
+    if not request.is_free or constraints:
+        raise RequestError(
+            "strategy, mesh and constraints are of the plain space; in the full one name ranges of "
+            "axes: axes=['model=8', 'pipeline<=4']"
+        )
+    if example_inputs is not None:
+        raise InputError(
+            "example_inputs have one batch, the full space has microbatches of many sizes; leave "
+            "them out, or leave space at 'plain'"
+        )
+    check_sizes(global_batch=global_batch, seq_len=seq_len)
+    demands = Demands(
+        sizes=read_axes(axes),
+        within=read_within(within),
+        recompute=(recompute,) if isinstance(recompute, str) else tuple(recompute or ()),
+    )
+    return WholeAsked(
+        family=family_of(model, seq_len=seq_len, dtype=dtype, say=request.say),
+        cluster=request.cluster,
+        global_batch=global_batch or request.cluster.devices,
+        optimizer=request.optimizer,
+        limit=limit,
+        demands=demands,
+        style=kernels,  # type: ignore[arg-type]  # checked above
+    )
+
+
+def search_space(
+    asked: WholeAsked,
+    model: object,
+    *,
     suggest: bool,
+    dtype: str | None,
     sampler: str,
     trials: int | None,
     seed: int,
     storage: str | None,
-    style: Style,
     say: Callable[[str], None],
 ) -> Whole:
-    """The fastest arrangement of a step of ``global_batch`` samples.
+    """The fastest arrangement of what is asked for.
+
+    Args:
+        asked: what is searched.
+        model: what its family is of.
+        suggest: whether to look, where nothing fits, for the nearest changes that do.
+        dtype: of the model.
+        sampler: see :func:`autoshard.search.whole.search_whole`, as for the rest.
+        trials: see there.
+        seed: see there.
+        storage: see there.
+        say: told of each step.
 
     Raises:
         InfeasibleError: nothing fits; names what binds and what would fit.
         MeshError: no arrangement is as demanded.
     """
-    family = family_of(model, seq_len=seq_len, dtype=dtype, say=say)
-    partial = ", ".join(
-        [f"sampler {sampler}"] * (sampler != "bound") + [f"{trials} trials"] * (trials is not None)
-    )
-    asked = WholeAsked(
-        family=family,
-        cluster=cluster,
-        global_batch=global_batch,
-        optimizer=optimizer,
-        limit=limit,
-        demands=demands,
-        style=style,
-        partial=partial,
-    )
     space, problems = asked.points(), asked.problems()
     say(f"searching {len(space):,} arrangements")
 
@@ -162,12 +205,18 @@ def search_space(
         def regraph(length: int) -> Family:
             return family_of(model, seq_len=length, dtype=dtype, say=lambda text: None)
 
-        raise explained_whole(asked, problems, regraph, say, suggest=suggest)
-    graph = family.whole(result.arrangement.batch)
+        partial = ", ".join(
+            [f"sampler {sampler}"] * (sampler != "bound")
+            + [f"{trials} trials"] * (trials is not None)
+        )
+        raise explained_whole(
+            replace(asked, partial=partial), problems, regraph, say, suggest=suggest
+        )
+    graph = asked.family.whole(result.arrangement.batch)
     return Whole(
         graph=graph,
         solution=solution_of(result, graph),
-        schedule=result.arrangement.schedule(style),
+        schedule=result.arrangement.schedule(asked.style),
         result=result,
         points=space,
         problems=problems,

@@ -1,5 +1,6 @@
 """Plans, graphs and validations for people: tables for a terminal, fragments for a notebook."""
 
+from autoshard.render.front import front_sections, front_table
 from autoshard.render.graph import graph_sections, graph_table
 from autoshard.render.html import plan_html, sections_html
 from autoshard.render.plan import plan_sections, plan_table
@@ -17,6 +18,8 @@ __all__ = [
     "Section",
     "explanation_sections",
     "explanation_table",
+    "front_sections",
+    "front_table",
     "graph_sections",
     "graph_table",
     "plan_html",
