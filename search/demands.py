@@ -37,15 +37,17 @@ class Demands:
     within: Mapping[str, str] = field(default_factory=dict)
     recompute: tuple[str, ...] = ()
 
-    def points(self, cluster: Cluster, global_batch: int, blocks: int) -> list[Arrangement]:
-        """The arrangements that are as demanded.
+    def points(
+        self, cluster: Cluster, global_batch: int, blocks: int, tokens: int = 1
+    ) -> list[Arrangement]:
+        """The arrangements that are as demanded; arguments as of ``arrangements``.
 
         Raises:
             UnknownNameError: no such tier, or axis, or kind of recomputation.
             MeshError: there are none.
         """
         axes = {name: r for name, r in self.sizes.items() if name in AXES}
-        every = arrangements(cluster, global_batch, blocks, axes=axes)
+        every = arrangements(cluster, global_batch, blocks, tokens=tokens, axes=axes)
         kinds = sorted({a.recompute for a in every})
         for kind in self.recompute:
             if kind not in kinds:

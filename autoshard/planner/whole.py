@@ -152,7 +152,7 @@ def asked_of(
         optimizer=request.optimizer,
         limit=limit,
         demands=demands,
-        style=kernels,  # type: ignore[arg-type]  # checked above
+        style=kernels,
     )
 
 

@@ -64,7 +64,8 @@ class WholeAsked:
 
     def points(self) -> list[Arrangement]:
         """The space."""
-        return self.demands.points(self.cluster, self.global_batch, self.family.blocks)
+        family = self.family
+        return self.demands.points(self.cluster, self.global_batch, family.blocks, family.tokens)
 
     @property
     def room(self) -> int:

@@ -111,8 +111,10 @@ def _kinds(best: Arrangement) -> Iterator[tuple[str, Callable[[Arrangement], boo
         yield "without a model axis", lambda a: a.model == 1
     else:
         yield "with a model axis", lambda a: a.model > 1
-    yield "on data axes alone", lambda a: a.pipeline == a.model == 1
-    yield "on the model axis alone", lambda a: a.pipeline == a.data == a.replica == 1
+    if best.context > 1:
+        yield "without a context axis", lambda a: a.context == 1
+    yield "on data axes alone", lambda a: a.pipeline == a.context == a.model == 1
+    yield "on the model axis alone", lambda a: a.devices == a.model and a.pipeline == 1
     yield (
         f"other recomputation than {best.recompute}",
         lambda a: a.recompute != best.recompute,
