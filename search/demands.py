@@ -38,7 +38,7 @@ class Demands:
     recompute: tuple[str, ...] = ()
 
     def points(
-        self, cluster: Cluster, global_batch: int, blocks: int, tokens: int = 1
+        self, cluster: Cluster, global_batch: int, blocks: int, tokens: int = 1, experts: int = 1
     ) -> list[Arrangement]:
         """The arrangements that are as demanded; arguments as of ``arrangements``.
 
@@ -47,7 +47,9 @@ class Demands:
             MeshError: there are none.
         """
         axes = {name: r for name, r in self.sizes.items() if name in AXES}
-        every = arrangements(cluster, global_batch, blocks, tokens=tokens, axes=axes)
+        every = arrangements(
+            cluster, global_batch, blocks, tokens=tokens, experts=experts, axes=axes
+        )
         kinds = sorted({a.recompute for a in every})
         for kind in self.recompute:
             if kind not in kinds:

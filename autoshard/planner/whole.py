@@ -223,19 +223,6 @@ def search_space(
     )
 
 
-def _space(
-    family: Family, cluster: Cluster, global_batch: int, axes: Mapping[str, Range]
-) -> list[Arrangement]:
-    return arrangements(
-        cluster,
-        global_batch,
-        family.blocks,
-        tokens=family.tokens,
-        experts=family.experts,
-        axes=axes,
-    )
-
-
 def solution_of(result: Result, graph: ModelGraph) -> Solution:
     """The found strategies on the graph of all blocks."""
     folded, found = result.folded, result.found

@@ -65,7 +65,9 @@ class WholeAsked:
     def points(self) -> list[Arrangement]:
         """The space."""
         family = self.family
-        return self.demands.points(self.cluster, self.global_batch, family.blocks, family.tokens)
+        return self.demands.points(
+            self.cluster, self.global_batch, family.blocks, family.tokens, family.experts
+        )
 
     @property
     def room(self) -> int:

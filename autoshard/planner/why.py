@@ -111,9 +111,11 @@ def _kinds(best: Arrangement) -> Iterator[tuple[str, Callable[[Arrangement], boo
         yield "without a model axis", lambda a: a.model == 1
     else:
         yield "with a model axis", lambda a: a.model > 1
+    if best.expert > 1:
+        yield "without an expert axis", lambda a: a.expert == 1
     if best.context > 1:
         yield "without a context axis", lambda a: a.context == 1
-    yield "on data axes alone", lambda a: a.pipeline == a.context == a.model == 1
+    yield "on data axes alone", lambda a: a.pipeline == a.expert == a.context == a.model == 1
     yield "on the model axis alone", lambda a: a.devices == a.model and a.pipeline == 1
     yield (
         f"other recomputation than {best.recompute}",
