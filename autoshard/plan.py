@@ -86,6 +86,8 @@ class Schedule(Document):
         blocks: how many repeated blocks the model has, where the graph has fewer of the same kind;
             None: as many as the graph.
         recomputed_blocks: how many of them are recomputed, spread evenly; None: all.
+        stage_blocks: how many blocks each chunk has, in the order of the model; None: equally many,
+            or with both ends as a block each, or else such that the slowest is as fast as can be.
     """
 
     microbatches: int = Field(1, ge=1)
@@ -99,6 +101,12 @@ class Schedule(Document):
     products: Literal["native", "tf32", "fp8", "mxfp8", "nvfp4"] = "native"
     blocks: int | None = Field(None, ge=1)
     recomputed_blocks: int | None = Field(None, ge=0)
+    stage_blocks: tuple[int, ...] | None = None
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are a task of their own."""
+        return self.order == "zero-bubble" and self.stages > 1
 
     @property
     def is_plain(self) -> bool:

@@ -46,13 +46,8 @@ from autoshard.search.cost import VIEWS, weight_values
 from autoshard.search.folded import Weights
 from autoshard.search.memory import Optimizer
 from autoshard.search.roofline import attention_seconds
-from autoshard.search.step import (
-    alive_microbatches,
-    chunk_bounds,
-    crossing_nodes,
-    recomputed,
-    segments,
-)
+from autoshard.search.stages import alive_microbatches, chunk_bounds
+from autoshard.search.step import crossing_nodes, recomputed, segments
 from autoshard.search.work import Pass, passes
 
 OFF_THE_WAY = 1e-3

@@ -175,8 +175,13 @@ class CostModel:
         forward, backward = self.works(node, strategy)
         return OperatorCost(self.seconds(forward), self.seconds(backward), *inner)
 
-    def works(self, node: Node, strategy: Strategy) -> tuple[Work, Work]:
-        """What an operator (not a leaf) does on one device, forward and backward."""
+    def works(
+        self, node: Node, strategy: Strategy, wants: tuple[bool, ...] | None = None
+    ) -> tuple[Work, Work]:
+        """What an operator (not a leaf) does on one device, forward and backward.
+
+        ``wants``: operands whose gradients its backward makes; None: all that have one.
+        """
         if node.family in VIEWS:
             joined = joined_bytes(
                 node, self.local_shape(node, strategy.result), self._gradients(node)
@@ -188,6 +193,8 @@ class CostModel:
             )
         by_name = self.graph.by_name
         operands = [by_name[name] for name in node.operands]
+        if wants is None:
+            wants = tuple(node.differentiable and o.differentiable for o in operands)
         bias = self._is_bias(node, operands)
         free = bias and not adds_biases(self.cluster)
         forward, backward = passes(
@@ -198,7 +205,7 @@ class CostModel:
             ),
             tuple(o.itemsize for o in operands),
             self.local_shape(node, strategy.result),
-            tuple(node.differentiable and o.differentiable for o in operands),
+            wants,
             strategy.work,
             bias=free,
         )

@@ -11,7 +11,10 @@ whole stage, m microbatches, p stages, v chunks a rank::
 
     gpipe, 1f1b     (p - 1) t
     interleaved     (p - 1) t / v              (m a multiple of p)
-    zero-bubble     (p - 1) (F + B - W)        (B without W: gradients of weights; m >= 2p - 1)
+    zero-bubble     (p - 1) max(F + B - W, F, B)     (B without W; m at least p)
+
+The paper has F + B - W, for a W that takes no longer than F and B; the others were found by
+simulation.
 """
 
 from __future__ import annotations

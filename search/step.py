@@ -12,7 +12,8 @@ last microbatch's backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -22,10 +23,12 @@ from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph, Node
 from autoshard.kernels import Products
 from autoshard.plan import Categories, CollectiveGroup, Memory, Schedule, StepTime
-from autoshard.program import ALIASES, Program, shared_by
+from autoshard.program import ALIASES, Edge, Program, shared_by
+from autoshard.search.apart import halves, of_weights
 from autoshard.search.cost import CostModel, Work
 from autoshard.search.pipeline import Action, Chunk, Placed, duration, simulate
 from autoshard.search.price import _Pricer
+from autoshard.search.stages import chunk_bounds, held_microbatches
 from autoshard.search.walk import MemoryWalk, reserve_parts
 from autoshard.search.work import ATTENTION, NORMS, PRODUCTS
 from autoshard.sharding.collective import Phase
@@ -128,10 +131,13 @@ class Part:
         is_block: whether it is a repeated block.
         forward: what happens in forward.
         backward: what happens in backward, recomputation included.
+        weights: the part of it that makes gradients of weights only, where that is a task of its
+            own; it is not in ``backward`` then.
         forward_s: forward.
-        backward_s: backward, recomputation included, buckets left out.
+        backward_s: backward, recomputation and ``weights`` included, buckets left out.
+        weight_s: of ``weights``.
         compute_s: the part of both that is computing.
-        apart_s: what messages beside its backward add to that.
+        apart_s: what messages beside its last pass add to that.
         update_s: of the optimizer, once a step.
         adding_s: of adding one microbatch's gradients to the sum.
         groups: count, bytes and seconds of its messages, by operation, axes and phase.
@@ -139,13 +145,16 @@ class Part:
         kept: bytes kept for backward, for each microbatch.
         gathered: the same, of gathered weights.
         working: bytes that come back while it is recomputed.
+        waiting: bytes that ``weights`` needs, for each microbatch between the two tasks.
     """
 
     is_block: bool
     forward: list[Happening] = field(default_factory=list)
     backward: list[Happening] = field(default_factory=list)
+    weights: list[Happening] | None = None
     forward_s: float = 0.0
     backward_s: float = 0.0
+    weight_s: float = 0.0
     compute_s: float = 0.0
     apart_s: float = 0.0
     update_s: float = 0.0
@@ -155,6 +164,12 @@ class Part:
     kept: int = 0
     gathered: int = 0
     working: int = 0
+    waiting: int = 0
+
+    @property
+    def last(self) -> list[Happening]:
+        """The pass that completes gradients of weights."""
+        return self.backward if self.weights is None else self.weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +217,12 @@ class _Walk(_Pricer):
             recomputed(self.graph.nodes[s.start : s.end], schedule) if s.is_block else frozenset()
             for s in self.segments
         ]
-        self.parts = [Part(s.is_block) for s in self.segments]
+        self.of_weights = of_weights(self.graph) if schedule.splits_backward else None
+        apart = self.of_weights is not None
+        self.parts = [Part(s.is_block, weights=[] if apart else None) for s in self.segments]
         self._part = self.parts[0]
         self._happenings: list[Happening] = []
-        self._works: dict[object, tuple[Work, Work]] = {}
+        self._works: dict[object, tuple[Work, ...]] = {}
 
     def measure(self) -> Measured:
         """Walk forward and backward once, then the memory."""
@@ -246,23 +263,52 @@ class _Walk(_Pricer):
         self._happenings.append(self._done(node)[0])
 
     def _computed_backward(self, node: Node) -> None:
-        self._internal(node, "backward")
-        self._happenings.append(self._done(node)[1])
+        _, back, *later = self._done(node)
+        with self._in_weights(node.name):
+            self._internal(node, "backward")
+            self._happenings.append(back)
+        if later and self._part.weights is not None:
+            self._part.weights += later
 
-    def _done(self, node: Node) -> tuple[Work, Work]:
-        """What an operator does, forward and backward."""
-        key = (self._kind(node), self._part.is_block)
+    def _edge(self, edge: Edge, back: bool, phase: Phase) -> None:
+        with self._in_weights(edge.producer if back else None):
+            super()._edge(edge, back, phase)
+
+    @contextmanager
+    def _in_weights(self, name: str | None) -> Iterator[None]:
+        """What happens now belongs to gradients of weights, where ``name`` is one of those."""
+        before = self._happenings
+        if self.of_weights is not None and name in self.of_weights:
+            self._happenings = self._part.last
+        yield
+        self._happenings = before
+
+    def _done(self, node: Node) -> tuple[Work, ...]:
+        """What an operator does: forward, backward, and apart from it for weights."""
+        apart = self.of_weights is not None and self._splits(node)
+        key = (self._kind(node), self._part.is_block, apart)
         found = self._works.get(key)
         if found is None:
-            found = self.model.works(node, self.program.strategies[node.name])
+            strategy = self.program.strategies[node.name]
+            found = self.model.works(node, strategy)
+            if apart and self.of_weights is not None:
+                own, later = (
+                    self.model.works(node, strategy, wants)[1]
+                    for wants in halves(self.graph, node, self.of_weights)
+                )
+                found = (found[0], own, later)
             products = self.schedule.products
             if node.family in PRODUCTS and (products == "tf32" or self._has_weight(node)):
-                found = (
-                    replace(found[0], products=products),
-                    replace(found[1], products=products),
-                )
+                found = tuple(replace(work, products=products) for work in found)
             self._works[key] = found
         return found
+
+    def _splits(self, node: Node) -> bool:
+        """Whether a part of its backward belongs to gradients of weights, and not all of it."""
+        assert self.of_weights is not None
+        return node.name not in self.of_weights and any(
+            halves(self.graph, node, self.of_weights)[1]
+        )
 
     def _has_weight(self, node: Node) -> bool:
         """Whether it is a product of a block with a parameter: those may run in fewer bits."""
@@ -285,7 +331,7 @@ class _Walk(_Pricer):
         return out
 
     def _sent(self, node: Node, sent_after: object) -> None:
-        self._happenings += self._waits
+        self._part.last.extend(self._waits)
 
     def _message(
         self,
@@ -334,6 +380,8 @@ class _Walk(_Pricer):
         """
         walk = MemoryWalk(self.model, self.program)
         walk.run(None)
+        if self.of_weights is not None:
+            self._waiting_bytes(walk, self.of_weights)
         of = {
             n.name: part
             for s, part in zip(self.segments, self.parts, strict=True)
@@ -360,6 +408,21 @@ class _Walk(_Pricer):
                 part.working = part.kept + part.gathered
                 part.kept, part.gathered = min(part.kept, entering), 0
         return walk.beyond_bytes
+
+    def _waiting_bytes(self, walk: MemoryWalk, weights: frozenset[str]) -> None:
+        """Bytes that gradients of weights need: operands, and the gradient of the result."""
+        shares = {walk.storage_of(n): share for n, share in self._kept_shares().items()}
+        seen: set[tuple[int, int]] = set()
+        for s, part in zip(self.segments, self.parts, strict=True):
+            for node in self.graph.nodes[s.start : s.end]:
+                if node.is_leaf or node.name not in walk.given or not self._splits(node):
+                    continue
+                kept = [(i, 0) for i in walk.saves.get(node.name, ()) if i not in walk.gathered]
+                for storage in (walk.given[node.name], *kept):
+                    if storage not in seen:
+                        seen.add(storage)
+                        share = shares.get(storage[0], 1.0)
+                        part.waiting += round(walk.sizes[storage[0]] * share)
 
     def _kept_shares(self) -> dict[str, float]:
         """Of values of which less than all is kept for backward, how much is.
@@ -410,11 +473,15 @@ def retimed(model: CostModel, measured: Measured) -> Measured:
         if id(part) not in known:
             forward, there, _ = _seconds(model, part.forward)
             backward, back, apart = _seconds(model, part.backward)
+            later = computing = 0.0
+            if part.weights is not None:
+                later, computing, apart = _seconds(model, part.weights)
             known[id(part)] = replace(
                 part,
                 forward_s=forward,
-                backward_s=backward,
-                compute_s=there + back,
+                backward_s=backward + later,
+                weight_s=later,
+                compute_s=there + back + computing,
                 apart_s=apart,
             )
     return replace(measured, parts=tuple(known[id(part)] for part in measured.parts))
@@ -471,14 +538,15 @@ def buckets(
 
     Buckets are filled and sent as :class:`autoshard.program.Program` does it. Each tier of the
     cluster carries one message after another, and others beside those of other tiers: gradients
-    that go from node to node run beside what the devices of a node send one another.
+    that go from node to node run beside what the devices of a node send one another. Where
+    gradients of weights are a task of their own, that task alone hides them.
     """
     sent: dict[tuple[int, int], list[tuple[Key, int]]] = {}
     filled: dict[Key, int] = {}
     last: dict[Key, tuple[int, int]] = {}
     order = range(len(parts) - 1, -1, -1)
     for i in order:
-        for j, happening in enumerate(parts[i].backward):
+        for j, happening in enumerate(parts[i].last):
             if not isinstance(happening, tuple):
                 continue
             key, size = happening
@@ -499,12 +567,12 @@ def buckets(
     messages: list[tuple[tuple[int, ...], int, float]] = []
     memo: dict[tuple[tuple[int, ...], int], float] = {}
     seconds = {
-        id(part): [model.seconds(h) if isinstance(h, Work) else 0.0 for h in part.backward]
+        id(part): [model.seconds(h) if isinstance(h, Work) else 0.0 for h in part.last]
         for part in {id(part): part for part in parts}.values()
     }
     for i in order:
         for j, (happening, computing) in enumerate(
-            zip(parts[i].backward, seconds[id(parts[i])], strict=True)
+            zip(parts[i].last, seconds[id(parts[i])], strict=True)
         ):
             now += computing
             if isinstance(happening, Message):
@@ -519,7 +587,7 @@ def buckets(
                     tiers = model.prices.tiers_of(axes)
                     free.update(dict.fromkeys(tiers, started(tiers) + memo[axes, size]))
         now += parts[i].apart_s
-        steady += parts[i].backward_s
+        steady += parts[i].backward_s if parts[i].weights is None else parts[i].weight_s
     return max([now, *free.values()]) - steady, messages
 
 
@@ -582,12 +650,14 @@ def compose(
 ) -> Step:
     """The figures of a step whose segments are ``measured``; see :func:`price_step`."""
     parts, m, p = measured.parts, schedule.microbatches, schedule.stages
+    apart = schedule.splits_backward
     exposed, fused = buckets(parts, program.bucket_bytes, model)
     sums = [part.adding_s if m > 1 else 0.0 for part in parts]
     bounds = chunk_bounds(
         [part.is_block for part in parts],
         [part.forward_s + part.backward_s for part in parts],
         p * schedule.virtual_stages,
+        schedule.stage_blocks,
     )
     runs = [range(x, y) for x, y in pairwise(bounds)]
     sent_bytes = measured.crossing_bytes if p > 1 else 0
@@ -596,6 +666,7 @@ def compose(
         Chunk(
             forward_s=sum(parts[i].forward_s for i in run),
             backward_s=sum(parts[i].backward_s + sums[i] for i in run),
+            weight_s=sum(parts[i].weight_s + sums[i] for i in run) if apart else 0.0,
             send_s=send_s,
         )
         for run in runs
@@ -726,21 +797,27 @@ def _memory(
     """Bytes of the fullest stage, and of each.
 
     A stage keeps what its blocks keep for each microbatch that has gone forward and not yet come
-    back.
+    back, and what gradients of weights need for each that has come back and waits for them.
     """
     parts, p = measured.parts, schedule.stages
     working = max((part.working for part in parts), default=0)
     stages = []
     for rank in range(p):
         inside = [parts[i] for run in runs[rank::p] for i in run]
-        alive = alive_microbatches(schedule, rank)
+        kept, gathered, waiting = (
+            sum(getattr(part, name) for part in inside) for name in ("kept", "gathered", "waiting")
+        )
+        alive, later = max(
+            held_microbatches(schedule, rank),
+            key=lambda held: held[0] * (kept + gathered) + held[1] * waiting,
+        )
         stages.append(
             Categories(
                 parameters_bytes=sum(part.stored[0] for part in inside),
                 gradients_bytes=sum(part.stored[1] for part in inside),
                 optimizer_bytes=sum(part.stored[2] for part in inside),
-                activations_bytes=round(alive * sum(part.kept for part in inside)),
-                gathered_bytes=round(alive * sum(part.gathered for part in inside)),
+                activations_bytes=round(alive * kept + later * waiting),
+                gathered_bytes=round(alive * gathered),
                 temporary_bytes=measured.temporary_bytes + working,
             )
         )
@@ -761,77 +838,12 @@ def _kept_by(walk: MemoryWalk, names: frozenset[str]) -> int:
     return sum(walk.sizes[s] for s in (made | own) & walk.kept)
 
 
-def alive_microbatches(schedule: Schedule, rank: int) -> float:
-    """Most microbatches of a whole stage that are between forward and backward at a time."""
-    stages, virtual, microbatches = schedule.stages, schedule.virtual_stages, schedule.microbatches
-    if stages == 1:
-        return 1.0
-    if schedule.order == "gpipe":
-        return float(microbatches)
-    if schedule.order == "interleaved":
-        chunks = (virtual - 1) * stages + 2 * (stages - 1 - rank) + 1
-        return min(chunks, microbatches * virtual) / virtual
-    return float(min(microbatches, stages - rank))
-
-
 def send_seconds(model: CostModel, schedule: Schedule, num_bytes: int) -> float:
     """From one stage to the next, over whatever the pipeline's axis crosses."""
     cluster = model.cluster
     whole = cluster.with_devices(cluster.devices * schedule.stages)
     prices = whole.collective_seconds((schedule.stages, cluster.devices))
     return prices("send_recv", (0,), num_bytes)
-
-
-def chunk_bounds(is_block: Sequence[bool], seconds: Sequence[float], chunks: int) -> list[int]:
-    """Number of the first segment of each chunk, and the number of segments at the end.
-
-    Blocks that divide evenly do; where two more would, what stands before and after the blocks
-    counts as a block each; else the slowest chunk is made as fast as can be.
-    """
-    blocks = [i for i, repeated in enumerate(is_block) if repeated]
-    count = len(blocks)
-    ends = count > 0 and (count + 2) % chunks == 0
-    if chunks > max(1, count) and not ends:
-        raise RequestError(
-            f"the model has {count} repeated blocks, which cannot fill {chunks} stages; use "
-            f"pipeline and virtual stages whose product is at most {count}"
-        )
-    if chunks == 1:
-        return [0, len(is_block)]
-    if count % chunks == 0:
-        each = count // chunks
-        firsts = [blocks[i * each] for i in range(chunks)]
-    elif ends:
-        each = (count + 2) // chunks
-        starts = [*blocks, blocks[-1] + 1]
-        firsts = [blocks[0]] + [starts[i * each - 1] for i in range(1, chunks)]
-    else:
-        firsts = _balanced(seconds, chunks)
-    return [0, *firsts[1:], len(is_block)]
-
-
-def _balanced(seconds: Sequence[float], chunks: int) -> list[int]:
-    """Least largest sum of consecutive runs: dynamic programming over cuts."""
-    n = len(seconds)
-    total = [0.0]
-    for s in seconds:
-        total.append(total[-1] + s)
-    best = [float("inf"), *total[1:]]  # no chunk is empty
-    cuts: list[list[int]] = []
-    for _ in range(1, chunks):
-        new, cut = [float("inf")] * (n + 1), [0] * (n + 1)
-        for end in range(1, n + 1):
-            for at in range(end):
-                value = max(best[at], total[end] - total[at])
-                if value < new[end]:
-                    new[end], cut[end] = value, at
-        best = new
-        cuts.append(cut)
-    firsts, end = [], n
-    for cut in reversed(cuts):
-        end = cut[end]
-        firsts.append(end)
-    return [0, *reversed(firsts)]
 
 
 def crossing_nodes(graph: ModelGraph, parts: Sequence[Segment]) -> list[str]:

@@ -13,6 +13,7 @@ was for is known only when forward (is it kept?) or backward (is it a gradient?)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -63,6 +64,8 @@ class MemoryWalk:
         sizes: bytes of each storage.
         kept: storages that are there when forward is over.
         gathered: storages of gathered parameters.
+        given: by operator, the storage in which the gradient of its result came, and how often
+            other gradients had been added to it in place by then.
         beyond_bytes: most that forward or backward holds beyond what is kept for backward and
             the gradients of parameters.
         turn_bytes: held when forward is over and backward begins, constants apart: what the tables
@@ -83,6 +86,8 @@ class MemoryWalk:
         self._working: dict[str, Working] = {}
         self.saves: dict[str, list[int]] = {}
         self.gathered: set[int] = set()
+        self.given: dict[str, tuple[int, int]] = {}
+        self._added: Counter[int] = Counter()
         self._gradients: dict[str, int] = {}
         self._in_gradients: set[int] = set()
         self.kept: set[int] = set()
@@ -412,6 +417,7 @@ class MemoryWalk:
                 continue
             given = pending.pop(node.name, None)
             if given is not None:
+                self.given[node.name] = given.storage, self._added[given.storage]
                 self._backward_of(node, given, pending)
             for index in sent_after.get(node.name, ()):
                 members = program.buckets[index].parameters
@@ -485,6 +491,8 @@ class MemoryWalk:
             total = self._tensor(before.shape, producer.itemsize)
             self._drop(before.storage)
             pending[name] = total
+        else:
+            self._added[before.storage] += 1
         self._drop(gradient.storage)
 
     def _arrive_at_parameter(self, parameter: Node, gradient: Held) -> None:

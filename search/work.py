@@ -88,7 +88,7 @@ def passes(
         shapes: local shapes of its operands.
         itemsizes: bytes of an element of each operand.
         result: local shape of its result.
-        wants: which operands want a gradient.
+        wants: which operands' gradients this backward makes.
         work: share of the operator's FLOPs that this device does.
         bias: whether it adds a parameter to a product: kernels of products do that for nothing.
     """
@@ -123,13 +123,14 @@ def passes(
     if node.flops_forward > 4 * prod(node.shape) * max(1, len(shapes)):
         # Convolutions and what else works more than it moves.
         moved = sum(sizes) + out
-        launches = 2 if node.flops_backward > node.flops_forward > 0 else 1
         forward = Pass(flops=node.flops_forward * work, num_bytes=moved, launches=1)
-        if not node.differentiable:
+        if not any(wants):
             return forward, Pass()
-        return forward, Pass(
-            flops=node.flops_backward * work, num_bytes=2.0 * moved, launches=launches
-        )
+        flops = node.flops_backward
+        if family in CONVOLUTIONS:  # one convolution for each gradient
+            flops = min(flops, sum(wants[:2]) * node.flops_forward)
+        launches = 2 if flops > node.flops_forward > 0 else 1
+        return forward, Pass(flops=flops * work, num_bytes=2.0 * moved, launches=launches)
     drops = family == "autoshard.dropout"
     forward = Pass(
         num_bytes=0.0 if bias else sum(sizes) + out + prod(result) * drops,
@@ -208,8 +209,8 @@ def _memory_backward(
         return Pass(num_bytes=float(out * summed), launches=summed)
     if family in NORMS:
         # Once for the operand, once more for scale and shift.
-        again = any(wants[1:])
-        return Pass(num_bytes=out * (3.0 + (2.0 if again else 0.0)), launches=1 + again)
+        own, again = wants[0], any(wants[1:])
+        return Pass(num_bytes=out * (3.0 * own + 2.0 * again), launches=own + again)
     if family in ("aten.mul", "aten.div"):
         each = 3.0 if len(shapes) > 1 else 2.0
         count = sum(wants)

@@ -276,6 +276,7 @@ def estimate(
     products: str = "native",
     blocks: int | None = None,
     recomputed_blocks: int | None = None,
+    stage_blocks: Sequence[int] | None = None,
     seed: int = 0,
     captured: Captured | None = None,
     solved: Solved | None = None,
@@ -317,6 +318,8 @@ def estimate(
         blocks: repeated blocks of the model, where it was given with fewer, 3 at least: the others
             are priced like the one in the middle.
         recomputed_blocks: how many blocks ``recompute`` is of, spread evenly; None: all.
+        stage_blocks: how many blocks each stage of a pipeline has (with virtual stages: each chunk,
+            in the order of the model); None: equally many where they divide.
         captured: the model, if at hand; of one microbatch.
         solved: of the graph of ``captured``, where several estimates are to share what they have
             in common.
@@ -336,6 +339,7 @@ def estimate(
         products=products,
         blocks=blocks,
         recomputed_blocks=recomputed_blocks,
+        stage_blocks=None if stage_blocks is None else tuple(stage_blocks),
     )
     check_sizes(micro_batch=micro_batch, virtual_stages=virtual_stages, global_batch=global_batch)
     whole, _ = resolve_cluster(cluster, devices)

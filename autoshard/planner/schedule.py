@@ -33,6 +33,7 @@ class Execution:
         products: see ``Schedule.products``.
         blocks: see ``Schedule.blocks``.
         recomputed_blocks: see ``Schedule.recomputed_blocks``.
+        stage_blocks: see ``Schedule.stage_blocks``.
     """
 
     micro_batch: int | None = None
@@ -45,6 +46,7 @@ class Execution:
     products: str = "native"
     blocks: int | None = None
     recomputed_blocks: int | None = None
+    stage_blocks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -115,6 +117,7 @@ def schedule_of(
         products=execution.products,
         blocks=execution.blocks,
         recomputed_blocks=execution.recomputed_blocks,
+        stage_blocks=execution.stage_blocks,
     )
     if schedule.stages > 1 or schedule.virtual_stages > 1:
         from autoshard.search.pipeline import check

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules
 
 from autoshard.errors import RequestError
+from autoshard.plan import Schedule
+from autoshard.search.bounds import ways
 from autoshard.search.critical import critical
 from autoshard.search.pipeline import ORDERS, Action, Chunk, Order, actions, duration, simulate
 
@@ -39,12 +42,77 @@ def test_interleaving_divides_the_bubble(stages: int, virtual: int, rounds: int)
     assert seconds == pytest.approx(m * virtual * (F + B) + (stages - 1) * (F + B))
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4, 8])
-def test_zero_bubble_fills_with_gradients_of_weights(stages: int) -> None:
-    m = 4 * stages
-    chunk = Chunk(1.0, 2.0, 1.0)  # F = B = W, as in the paper's picture
+@given(
+    st.integers(1, 8),
+    st.integers(0, 20),
+    *[st.floats(0.1, 3) for _ in range(3)],
+)
+@settings(max_examples=100, deadline=None)
+def test_zero_bubble_fills_with_gradients_of_weights(
+    stages: int, more: int, forward: float, back: float, weight: float
+) -> None:
+    m = stages + more
+    chunk = Chunk(forward, back + weight, weight)
     seconds, _ = simulate("zero-bubble", [chunk] * stages, stages, m)
-    assert seconds == pytest.approx(m * 3.0 + (stages - 1) * (1.0 + 1.0 - 1.0))
+    waiting = (stages - 1) * max(forward + back - weight, forward, back)
+    assert seconds == pytest.approx(m * (forward + back + weight) + waiting)
+
+
+KINDS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "B", "BACKWARD_WEIGHT": "W"}
+
+
+def _tasks(of_rank: list[Any]) -> list[Action]:
+    """What torch plans for a rank, without waiting and without sums of gradients."""
+    return [
+        Action(KINDS[a.computation_type.name], a.stage_index, a.microbatch_index)  # type: ignore[arg-type]
+        for a in of_rank
+        if a is not None and a.computation_type.name in KINDS
+    ]
+
+
+TORCH = {
+    "gpipe": schedules.ScheduleGPipe._step_microbatches,
+    "1f1b": schedules.Schedule1F1B._step_microbatches,
+}
+
+
+def _ran(order: str, rank: int, stages: int, m: int) -> list[Action]:
+    """What torch's schedule asks of one stage that sends and receives nothing."""
+    done: list[Action] = []
+    stage = MagicMock(stage_index=rank)
+    for name in ("fwd_recv", "fwd_send", "bwd_recv", "bwd_send"):
+        getattr(stage, f"get_{name}_ops").return_value = []
+    stage.forward_one_chunk = lambda i, *_, **__: done.append(Action("F", rank, i))
+    stage.backward_one_chunk = lambda i, **_: done.append(Action("B", rank, i))
+    schedule = MagicMock(_n_microbatches=m, _num_stages=stages, _stage=stage)
+    schedule._check_inputs.return_value = ([()] * m, [{}] * m)
+    TORCH[order](schedule)
+    return done
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("more", [0, 1, 5, 13])
+def test_plain_orders_are_those_of_torch(order: Any, stages: int, more: int) -> None:
+    m = stages + more  # torch's 1F1B refuses fewer
+    ours = actions(order, stages, 1, m)
+    assert [list(tasks) for tasks in ours] == [_ran(order, r, stages, m) for r in range(stages)]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 5])
+def test_zero_bubble_order_is_that_of_torch(stages: int, rounds: int) -> None:
+    m = stages * rounds
+    fake = SimpleNamespace(
+        n_local_stages=1,
+        pp_group_size=stages,
+        _n_microbatches=m,
+        microbatches_per_round=stages,
+    )
+    of = schedules.ScheduleInterleavedZeroBubble._calculate_single_rank_operations
+    ours = actions("zero-bubble", stages, 1, m)
+    theirs = [_tasks(of(fake, rank)) for rank in range(stages)]  # type: ignore[arg-type]
+    assert [list(rank) for rank in ours] == theirs
 
 
 def _torch_order(stages: int, virtual: int, m: int) -> list[list[Action]]:
@@ -56,15 +124,7 @@ def _torch_order(stages: int, virtual: int, m: int) -> list[list[Action]]:
         microbatches_per_round=m // max(1, m // stages),
     )
     of = schedules.ScheduleInterleaved1F1B._calculate_single_rank_operations
-    kinds = {"FORWARD": "F", "FULL_BACKWARD": "B"}
-    return [
-        [
-            Action(kinds[a.computation_type.name], a.stage_index, a.microbatch_index)  # type: ignore[arg-type]
-            for a in of(fake, rank)  # type: ignore[arg-type]
-            if a is not None
-        ]
-        for rank in range(stages)
-    ]
+    return [_tasks(of(fake, rank)) for rank in range(stages)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
@@ -75,6 +135,32 @@ def test_interleaved_order_is_that_of_torch(stages: int, virtual: int, microbatc
         pytest.skip("no such schedule")
     ours = actions("interleaved", stages, virtual, microbatches)
     assert [list(rank) for rank in ours] == _torch_order(stages, virtual, microbatches)
+
+
+@given(
+    st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]),
+    st.integers(2, 6),
+    st.integers(1, 20),
+    st.lists(st.tuples(*[st.floats(0, 3) for _ in range(2)]), min_size=18, max_size=18),
+    st.sampled_from([0.0, 0.3]),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_way_through_a_pipeline_is_longer_than_the_step(
+    kind: tuple[Order, int],
+    stages: int,
+    m: int,
+    seconds: list[tuple[float, float]],
+    send_s: float,
+) -> None:
+    order, virtual = kind
+    m = m * stages if order == "interleaved" else m
+    chunks = [Chunk(f, b, send_s=send_s) for f, b in seconds[: stages * virtual]]
+    total, _ = simulate(order, chunks, stages, m)
+    schedule = Schedule(microbatches=m, stages=stages, virtual_stages=virtual, order=order)
+    for way in ways(schedule):
+        there = sum(n * c.forward_s for n, c in zip(way.forward, chunks, strict=True))
+        back = sum(n * c.backward_s for n, c in zip(way.backward, chunks, strict=True))
+        assert there + back + way.sends * send_s <= total * (1 + 1e-9)
 
 
 ORDERS_AND_VIRTUAL = st.sampled_from(ORDERS).flatmap(
@@ -139,7 +225,9 @@ def test_what_does_not_divide_is_refused_with_what_would() -> None:
 
 
 @given(
-    st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("gpipe", 1)]),
+    st.sampled_from(
+        [("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("gpipe", 1), ("zero-bubble", 1)]
+    ),
     st.integers(2, 5),
     st.integers(1, 12),
     st.lists(st.floats(0.9, 1.1), min_size=15, max_size=15),
@@ -151,12 +239,13 @@ def test_long_steps_are_priced_without_every_action(
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr("autoshard.search.pipeline.EXACT_TASKS", 0)
     order, virtual = kind
-    equal = [Chunk(1.0, 2.0)] * (stages * virtual)
+    weight = 0.9 * (order == "zero-bubble")
+    equal = [Chunk(1.0, 2.0, weight)] * (stages * virtual)
     m = rounds * stages
     assert duration(order, equal, stages, m) == pytest.approx(
         simulate(order, equal, stages, m)[0], rel=1e-9
     )
-    other = [Chunk(u, 2 * u, send_s=0.01) for u in uneven[: stages * virtual]]
+    other = [Chunk(u, 2 * u, weight * u, 0.01) for u in uneven[: stages * virtual]]
     assert duration(order, other, stages, m) == pytest.approx(
         simulate(order, other, stages, m)[0], rel=0.06
     )

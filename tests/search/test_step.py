@@ -16,23 +16,25 @@ from autoshard.kernels import Kernels
 from autoshard.plan import Schedule
 from autoshard.program import Program
 from autoshard.search import Solution, solve
+from autoshard.search.apart import halves, of_weights
 from autoshard.search.cost import CostModel
 from autoshard.search.inner import Prepared
 from autoshard.search.memory import optimizer_of
 from autoshard.search.price import price
+from autoshard.search.stages import chunk_bounds
 from autoshard.search.step import (
     Message,
     Part,
     Segment,
     buckets,
-    chunk_bounds,
     compose,
     measure,
     price_step,
     recomputed,
     segments,
 )
-from tests.search.model_graphs import llama
+from tests.search.model_graphs import llama, mlp
+from tests.search.test_stages import splits
 
 GRAPH = llama(8)
 CLUSTER = Cluster.preset("h100", 8)
@@ -148,16 +150,9 @@ def test_chunks_are_as_even_as_can_be(seconds: list[float], chunks: int) -> None
     assert (bounds[0], bounds[-1], len(bounds)) == (0, len(parts), chunks + 1)
     if blocks % chunks and (blocks + 2) % chunks:
         worst = max(sum(seconds[a:b]) for a, b in pairwise(bounds))
-        assert worst == pytest.approx(_best(tuple(seconds), chunks))
-
-
-def _best(seconds: tuple[float, ...], chunks: int) -> float:
-    if chunks == 1:
-        return sum(seconds)
-    return min(
-        max(sum(seconds[:i]), _best(seconds[i:], chunks - 1))
-        for i in range(1, len(seconds) - chunks + 2)
-    )
+        # What stands before and after the blocks goes with the first and the last one.
+        joined = [sum(seconds[:2]), *seconds[2:-2], sum(seconds[-2:])]
+        assert worst == pytest.approx(min(max(s) for s in splits(joined, chunks)))
 
 
 def test_stages_share_memory_and_wait_for_each_other() -> None:
@@ -334,3 +329,46 @@ def test_a_model_of_few_blocks_is_priced_with_many() -> None:
     assert many[2] - many[1] == pytest.approx(10 * (many[0] - eight))
     with pytest.raises(RequestError, match="cannot stand for"):
         price_step(model, program, Schedule(microbatches=2, blocks=2))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_zero_bubble_splits_backward_and_all_else_stays(solved: Solved, recompute: str) -> None:
+    model, solution = solved
+    plain = Schedule(microbatches=8, stages=4, recompute=recompute)  # type: ignore[arg-type]
+    split = plain.model_copy(update={"order": "zero-bubble"})
+    whole = price_step(model, solution.program, plain)
+    apart = price_step(model, solution.program, split, timeline=True)
+    for one, two in zip(whole.chunks, apart.chunks, strict=True):
+        assert two.forward_s == pytest.approx(one.forward_s)
+        assert two.backward_s == pytest.approx(one.backward_s, rel=1e-3)
+        assert one.weight_s == 0.0
+        assert 0.2 * two.backward_s < two.weight_s < 0.8 * two.backward_s
+    assert apart.step_time.total_s < whole.step_time.total_s
+    assert [t.action.task for t in apart.timeline].count("W") == 4 * 8
+    sent = [sorted((g.op, g.axes, g.total_bytes) for g in s.collectives) for s in (whole, apart)]
+    assert sent[0] == sent[1]
+
+
+def test_weights_wait_for_their_gradients_with_what_these_need(solved: Solved) -> None:
+    model, solution = solved
+    plain = Schedule(microbatches=8, stages=4)
+    split = plain.model_copy(update={"order": "zero-bubble"})
+    one, two = (price_step(model, solution.program, s).memory.stages for s in (plain, split))
+    kept = price_step(model, solution.program, Schedule(microbatches=1, stages=4)).memory.stages
+    for rank in range(4):
+        # Rank r leaves r for later; operands and gradients of results are about what B needs.
+        more = two[rank].activations_bytes - one[rank].activations_bytes
+        assert 0.3 * rank * kept[rank].activations_bytes <= more
+        assert more < (rank + 0.5) * 1.5 * kept[rank].activations_bytes
+        assert two[rank].parameters_bytes == one[rank].parameters_bytes
+
+
+def test_gradients_of_weights_by_hand() -> None:
+    # Two layers without a loss of their own: x -> linear -> relu -> linear -> sum.
+    graph = mlp(4, 8, 16, 3)
+    weights = of_weights(graph)
+    assert weights == {n.name for n in graph.nodes if n.op == "parameter"}
+    linears = [n for n in graph.nodes if n.family == "aten.linear"]
+    # The model's input wants no gradient, so the first product has nothing but W.
+    assert halves(graph, linears[0], weights) == ((False, False), (False, True))
+    assert halves(graph, linears[1], weights) == ((True, False), (False, True))

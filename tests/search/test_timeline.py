@@ -97,9 +97,10 @@ def test_a_plan_of_another_model_is_refused(plan: Plan) -> None:
     params=[
         {"mesh": "pipeline=4,data=2", "virtual_stages": 3},
         {"mesh": "pipeline=2,data=2,model=2", "schedule": "zero-bubble"},
+        {"mesh": "pipeline=4,data=2", "stage_blocks": (2, 3, 4, 3)},
         {"mesh": "data=8", "recompute": "full"},
     ],
-    ids=["interleaved", "zero-bubble", "accumulation"],
+    ids=["interleaved", "zero-bubble", "uneven", "accumulation"],
 )
 def scheduled(request: pytest.FixtureRequest) -> Plan:
     return estimate(
@@ -130,7 +131,14 @@ def test_each_stage_is_a_process_whose_tasks_end_with_the_step(scheduled: Plan, 
             for e in mine
             if e["args"]["phase"] == "forward" and "microbatch" in e["args"]
         )
+        later = sum(e["name"].startswith("gradients of weights") for e in mine)
+        if schedule.stage_blocks:
+            number = stage * schedule.stages // 8
+            first = sum(schedule.stage_blocks[:number])
+            text = f"blocks {first}-{first + schedule.stage_blocks[number] - 1}"
+            assert all(text in e["args"]["chunk"] for e in mine if "chunk" in e["args"])
         if most == 6000:
+            assert later == schedule.microbatches * schedule.splits_backward
             assert forward == schedule.microbatches * schedule.virtual_stages
     if most == 6000:
         crossings = schedule.stages * schedule.virtual_stages - 1
