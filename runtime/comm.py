@@ -393,9 +393,9 @@ class Communicator:
         if self.recorder is not None:
             number = self.recorder.start(self._collective(op, buffer, result, axes, phase, value))
         work: Any = None
-        pair = self._pairs.get(axes) if op == "all_reduce" else None
-        if pair is not None and _suits_a_pair(buffer):
-            work = pair.start(_flat(buffer), reduction)
+        pair = self._pairs.get(axes)
+        if pair is not None and _suits_a_pair(buffer, async_op):
+            work = _exchange(pair, op, buffer, result, int(self.rank > pair.other), reduction)
         elif buffer.numel():  # all ranks of a group agree on the size
             work = _issue(op, buffer, result, group, size, reduction, async_op)
         pending = Pending(result, work, self.recorder, number)
@@ -419,12 +419,37 @@ class Communicator:
         return Collective(op, names, counted.numel() * counted.element_size(), phase, value)
 
 
-def _suits_a_pair(buffer: torch.Tensor) -> bool:
+def _suits_a_pair(buffer: torch.Tensor, async_op: bool) -> bool:
+    """Large messages beside computing are for gloo's threads."""
     return (
-        0 < buffer.nbytes <= MOST_BYTES
+        0 < buffer.nbytes
+        and (buffer.nbytes <= MOST_BYTES or not async_op)
         and buffer.device.type == "cpu"
         and (buffer.dtype in _MOVED or buffer.dtype.is_complex)
     )
+
+
+def _exchange(
+    pair: Pair,
+    op: CollectiveOp,
+    buffer: torch.Tensor,
+    result: torch.Tensor,
+    place: int,
+    reduction: Reduction,
+) -> Any:
+    """Issue a collective of two local ranks, of which this one is number ``place``."""
+    buffer = buffer.detach()
+    if op == "all_reduce":
+        return pair.start(_flat(buffer), _flat(buffer), reduction)
+    other = 1 - place
+    if op == "all_gather":
+        result[place] = buffer
+        return pair.start(_flat(buffer), _flat(result[other]), "copy")
+    if op == "reduce_scatter":
+        result.copy_(buffer[place])
+        return pair.start(_flat(buffer[other]), _flat(result), reduction)
+    result[place] = buffer[place]
+    return pair.start(_flat(buffer[other]), _flat(result[other]), "copy")
 
 
 def _flat(buffer: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Small sums between two processes of one machine: each sends all to the other, and adds.
+"""Messages between two processes of one machine: each sends to the other, and adds or keeps it.
 
-For two ranks that is as few bytes as any all-reduce sends. Gloo hands every message from thread to
+For two ranks that is as few bytes as any collective sends. Gloo hands every message from thread to
 thread, which beside processes that compute on all cores takes milliseconds for a few kilobytes
 (docs/benchmarks.md). Here the calling thread writes into a local stream socket when an exchange is
-started, and reads and adds when it is waited for.
+started, and reads and combines when it is waited for.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 import torch
 
 MOST_BYTES: Final = 1 << 18
-"""Larger buffers would not go out before they are waited for: what a socket holds is about this."""
+"""Larger buffers do not go out before they are waited for: what a socket holds is about this."""
 
 _SIZE = struct.Struct("!Q")  # eight bytes: what follows them is aligned for every dtype
 _TOKEN_BYTES = 16
@@ -30,6 +31,7 @@ _COMBINE: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "sum": lambda own, other: own.add_(other),
     "max": lambda own, other: torch.maximum(own, other, out=own),
     "min": lambda own, other: torch.minimum(own, other, out=own),
+    "copy": lambda own, other: own.copy_(other),
 }
 
 
@@ -53,15 +55,19 @@ class Pair:
         self._incoming: deque[Exchange] = deque()
         self._poll = select.poll()
 
-    def start(self, buffer: torch.Tensor, reduction: str) -> Exchange:
-        """Send ``buffer``, flat and on the CPU; it is overwritten when the exchange is waited for.
+    def start(self, sent: torch.Tensor, kept: torch.Tensor, reduction: str) -> Exchange:
+        """Send ``sent``; what comes is combined with ``kept`` when the exchange is waited for.
+
+        Args:
+            sent: flat and on the CPU, to be left alone till then.
+            kept: of its size and dtype; may be the same.
+            reduction: how they are combined; ``copy``: what comes replaces ``kept``.
 
         Raises:
             RuntimeError: the other end is gone.
         """
-        buffer = buffer.detach()
-        own = memoryview(buffer.view(torch.uint8).numpy())  # type: ignore[arg-type]
-        exchange = Exchange(self, buffer, reduction)
+        own = memoryview(sent.detach().view(torch.uint8).numpy())  # type: ignore[arg-type]
+        exchange = Exchange(self, kept.detach(), reduction)
         self._outgoing.append((memoryview(_SIZE.pack(own.nbytes)), None))
         self._outgoing.append((own, exchange))
         self._incoming.append(exchange)
@@ -136,7 +142,7 @@ class Exchange:
 
     Args:
         pair: over which.
-        buffer: this end's.
+        buffer: what the other end's is combined with.
         reduction: how the two are combined.
 
     Attributes:
@@ -148,7 +154,7 @@ class Exchange:
         self._pair, self._buffer, self._reduction = pair, buffer, reduction
         num_bytes = buffer.numel() * buffer.element_size()
         # No tensor: what a transport holds for itself is not of the step's own memory.
-        self._read = bytearray(_SIZE.size + num_bytes)
+        self._read = np.empty(_SIZE.size + num_bytes, dtype=np.uint8)
         self.rest = memoryview(self._read)
         self.is_sent = False
         self._is_sized = False
@@ -172,7 +178,7 @@ class Exchange:
             (size,) = _SIZE.unpack_from(self._read)
             if size != num_bytes:
                 raise RuntimeError(
-                    f"this rank sums {num_bytes} bytes with rank {self._pair.other}, which sums "
+                    f"this rank exchanges {num_bytes} bytes with rank {self._pair.other}, which gave "
                     f"{size}: every rank has to issue the same collectives in the same order"
                 )
 

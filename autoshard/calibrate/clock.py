@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 
 import torch
 
 from autoshard.runtime.comm import Communicator, Reduction
+
+SWEEP_BYTES = 32 << 20
+"""More than the caches that a core has for itself, and than what is left to it of a shared one."""
 
 Parts = Sequence[float]
 """Seconds of the parts of one call."""
@@ -34,12 +37,20 @@ class Clock:
     comm: Communicator | None = None
     window_s: float = 0.06
     windows: int = 3
+    swept: torch.Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "swept", torch.zeros(SWEEP_BYTES // 4, device=self.device))
 
     def now(self) -> float:
         """Seconds, once the device has done what it was given."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
         return time.perf_counter()
+
+    def sweep(self) -> None:
+        """Read and write so much that nothing used before is in a cache."""
+        self.swept.add_(1.0)
 
     def parts(self, call: Callable[[], Parts]) -> tuple[float, ...]:
         """Mean seconds of each part of ``call`` in the window that is the median."""
@@ -57,6 +68,18 @@ class Clock:
     def seconds(self, call: Callable[[], object]) -> float:
         """Mean seconds of ``call`` in the window that is the median."""
         (found,) = self.between((call,))
+        return found
+
+    def cold(self, call: Callable[[], object]) -> float:
+        """The same, where each call finds swept caches."""
+
+        def once() -> Parts:
+            self.sweep()
+            began = self.now()
+            call()
+            return (self.now() - began,)
+
+        (found,) = self.parts(once)
         return found
 
     def between(self, calls: Sequence[Callable[[], object]]) -> tuple[float, ...]:

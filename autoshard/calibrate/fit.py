@@ -15,6 +15,7 @@ from statistics import fmean, median
 import numpy as np
 from scipy.optimize import least_squares
 
+from autoshard.calibrate.operators import SMALL_BYTES
 from autoshard.calibrate.readings import (
     OperatorReading,
     OverlapReading,
@@ -27,9 +28,6 @@ from autoshard.kernels import Kernels
 from autoshard.measured import CUT, RANDOM, SCORES, UPDATE, Factor, Measured
 from autoshard.search.roofline import Phase, pass_seconds, update_seconds
 from autoshard.search.work import ATTENTION, CONVOLUTIONS, PRODUCTS
-
-SMALL_BYTES = 16 << 10
-"""An operator that moves less than this costs its launches."""
 
 MOST_WASTE = 256.0
 """Rows, columns or elements that a product may waste."""

@@ -1,7 +1,7 @@
 """Measuring operators: each is run as the runtime runs it, forward and backward.
 
-Every call works on operands of its own until they fill a cache, as in a step, where an operand was
-made a while ago and is kept for backward.
+Before each pass the caches are swept: in a step an operator's operands and its code were used a
+while ago, and others since.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from autoshard.candidates import op_call
 from autoshard.graph import ITEM_BYTES, ModelGraph, Node
 from autoshard.measured import BIAS, CUT
 from autoshard.runtime.local import local_call
-from autoshard.search.work import ATTENTION, PRODUCTS, Pass, passes
+from autoshard.search.work import PRODUCTS, Pass, passes
 from autoshard.sharding.layout import Cut, Layout, R, Shape, largest_shape
 
-WARM_BYTES = 16 << 20
-"""Bytes that the operands of repeated calls fill together."""
+SMALL_BYTES = 16 << 10
+"""An operator that moves less than this costs its launches."""
 
-MOST_COPIES = 16
-LONG_FLOPS = 2e8
-"""A product of so many operations is not bound by where its operands are."""
+RUN = 4
+"""Small operators are measured several in a row, as they come in a step."""
 
 OTHER_DTYPES = ("float64", "bfloat16", "float16")
 """Dtypes in which products alone are measured."""
@@ -155,19 +154,21 @@ def measure(call: Call, clock: Clock, dtype: str | None = None) -> list[Operator
     """Seconds of an operator, forward and backward; floating operands are of ``dtype``."""
     dtypes = [dtype if dtype and w else d for d, w in zip(call.dtypes, call.wants, strict=True)]
     itemsize = ITEM_BYTES[dtypes[0] if call.wants[0] else dtypes[-1]]
-    copies = _copies(call, itemsize)
+    copies = RUN if _bytes(call) < SMALL_BYTES else 1
     sets = [_operands(call, dtypes, clock.device) for _ in range(copies)]
-    wanted = [[t for t in s if t.requires_grad] for s in sets]
+    wanted = [t for s in sets for t in s if t.requires_grad]
     with torch.no_grad():
         cotangent = torch.rand_like(call.run(*sets[0]))
 
     def once() -> tuple[float, float]:
+        clock.sweep()
         began = clock.now()
         results = [call.run(*s) for s in sets]
-        between = clock.now()
-        torch.autograd.grad(results, [t for s in wanted for t in s], [cotangent] * copies)
-        done = clock.now()
-        return (between - began) / copies, (done - between) / copies
+        forward = clock.now() - began
+        clock.sweep()
+        began = clock.now()
+        torch.autograd.grad(results, wanted, [cotangent] * copies)
+        return forward / copies, (clock.now() - began) / copies
 
     forward, backward = clock.parts(once)
     name = call.name if dtype is None else f"{call.name} {dtype}"
@@ -196,14 +197,10 @@ def in_other_dtypes(all_calls: list[Call]) -> list[Call]:
     return found[len(found) // 3 : len(found) // 3 + 2]
 
 
-def _copies(call: Call, itemsize: int) -> int:
-    flops = sum(2 * p.batch * p.m * p.n * p.k for p in call.forward.products) + call.forward.flops
-    if call.family == ATTENTION:
-        flops += call.forward.attention_flops
-    if flops > LONG_FLOPS:
-        return 1
-    size = itemsize * sum(prod(s) for s in call.shapes)
-    return max(1, min(MOST_COPIES, WARM_BYTES // max(1, size)))
+def _bytes(call: Call) -> float:
+    """What an operator moves, or what counts like it."""
+    work = call.forward
+    return work.num_bytes + SMALL_BYTES * bool(work.products or work.flops or work.attention_flops)
 
 
 def _operands(call: Call, dtypes: list[str], device: torch.device) -> tuple[Tensor, ...]:

@@ -41,7 +41,7 @@ def update(clock: Clock, elements: int) -> StepReading:
     for t in tensors:
         t.grad = torch.rand_like(t)
     optimizer = torch.optim.AdamW(tensors, lr=1e-6)
-    seconds = clock.seconds(optimizer.step)
+    seconds = clock.cold(optimizer.step)
     moved = optimizer_of("adamw").traffic_bytes(elements, "float32", 4)
     return StepReading(
         kind="update",
@@ -66,7 +66,7 @@ def gradients(clock: Clock, sizes: Sequence[int]) -> StepReading:
         num_bytes=2 * 4 * sum(sizes),
         tensors=len(sizes),
         launches=len(sizes),
-        seconds=clock.seconds(run),
+        seconds=clock.cold(run),
     )
 
 
@@ -80,7 +80,7 @@ def step(clock: Clock) -> StepReading:
         loss: Tensor = (parameter * parameter).sum()
         loss.backward()  # type: ignore[no-untyped-call]
 
-    return StepReading(kind="step", num_bytes=0, tensors=1, launches=4, seconds=clock.seconds(run))
+    return StepReading(kind="step", num_bytes=0, tensors=1, launches=4, seconds=clock.cold(run))
 
 
 def overlap(clock: Clock, comm: Communicator, num_bytes: int) -> OverlapReading:

@@ -44,7 +44,7 @@ def test_both_ends_get_the_same(
         "min": torch.minimum,
     }
     expected = combine[reduction](a, b)
-    exchanges = [one.start(a, reduction), other.start(b, reduction)]
+    exchanges = [one.start(a, a, reduction), other.start(b, b, reduction)]
     for exchange in exchanges:
         exchange.wait()
         exchange.wait()  # a second time: nothing
@@ -58,7 +58,7 @@ def test_many_may_be_under_way_and_waited_for_in_any_order(ends: tuple[Pair, Pai
     buffers = [[torch.full((length,), float(n + end)) for n in range(count)] for end in (0, 1)]
 
     def run(end: int) -> None:
-        started = [ends[end].start(buffer, "sum") for buffer in buffers[end]]
+        started = [ends[end].start(buffer, buffer, "sum") for buffer in buffers[end]]
         for number in range(count - 1, -1, -1) if end else range(count):
             started[number].wait()
 
@@ -74,20 +74,20 @@ def test_many_may_be_under_way_and_waited_for_in_any_order(ends: tuple[Pair, Pai
 
 def test_another_size_is_told(ends: tuple[Pair, Pair]) -> None:
     one, other = ends
-    exchange = one.start(torch.ones(3), "sum")
-    other.start(torch.ones(2), "sum")
-    with pytest.raises(RuntimeError, match="sums 12 bytes with rank 1, which sums 8"):
+    exchange = one.start(torch.ones(3), torch.ones(3), "sum")
+    other.start(torch.ones(2), torch.ones(2), "sum")
+    with pytest.raises(RuntimeError, match="exchanges 12 bytes with rank 1, which gave 8"):
         exchange.wait()
 
 
 def test_a_silent_end_is_not_waited_for_for_ever(ends: tuple[Pair, Pair]) -> None:
     with pytest.raises(RuntimeError, match="timed out waiting 1 s for rank 1"):
-        ends[0].start(torch.ones(3), "sum").wait()
+        ends[0].start(torch.ones(3), torch.ones(3), "sum").wait()
 
 
 def test_an_end_that_is_gone_is_named(ends: tuple[Pair, Pair]) -> None:
     one, other = ends
-    exchange = one.start(torch.ones(3), "sum")
+    exchange = one.start(torch.ones(3), torch.ones(3), "sum")
     other.close()
     with pytest.raises(RuntimeError, match="connection closed by peer: rank 1"):
         exchange.wait()
@@ -103,6 +103,24 @@ def sums(world: World) -> list[float]:
     assert comm._pairs[0,] is not None
     assert Communicator((2,), ("other",))._pairs[0,] is comm._pairs[0,]
     return [comm.all_reduce(t, "sum", (0,))[-1].item() for t in (small, large)]
+
+
+def moves(world: World, length: int) -> list[bool]:
+    """Whether each collective gave what it should; row i of rank r is 10 r + i."""
+    comm, r = Communicator((2,), ("data",)), world.rank
+    rows = torch.stack([torch.full((length,), 10.0 * r + i) for i in range(2)])
+    own = rows[0].clone().requires_grad_()
+    gathered = comm.all_gather(own, (0,))
+    scattered = comm.reduce_scatter(rows, (0,))
+    crossed = comm.all_to_all(rows, (0,))
+    flags = comm.all_gather(torch.tensor([r == 1]), (0,))
+    return [
+        bool((gathered == torch.tensor([[0.0], [10.0]])).all()) and not gathered.requires_grad,
+        bool((scattered == 10.0 + 2 * r).all()),
+        bool((crossed == torch.tensor([[0.0 + r], [10.0 + r]])).all()),
+        flags.tolist() == [[False], [True]],
+        bool((rows == 10.0 * r + torch.arange(2.0)[:, None]).all()),
+    ]
 
 
 def on_a_plane(world: World) -> list[float]:
@@ -133,6 +151,12 @@ def leave_one(world: World) -> None:
 @pytest.mark.multirank
 def test_ranks_of_a_pool_sum_small_and_large_buffers() -> None:
     assert get_pool(2).run(sums) == [[3.0, 3.0]] * 2
+
+
+@pytest.mark.multirank
+@pytest.mark.parametrize("length", [3, 3 * MOST_BYTES])
+def test_ranks_of_a_pool_move_what_every_collective_moves(length: int) -> None:
+    assert get_pool(2).run(moves, length) == [[True] * 5] * 2
 
 
 @pytest.mark.multirank
