@@ -422,7 +422,7 @@ class Communicator:
 def _suits_a_pair(buffer: torch.Tensor, async_op: bool) -> bool:
     """Large messages beside computing are for gloo's threads."""
     return (
-        0 < buffer.nbytes
+        buffer.nbytes > 0
         and (buffer.nbytes <= MOST_BYTES or not async_op)
         and buffer.device.type == "cpu"
         and (buffer.dtype in _MOVED or buffer.dtype.is_complex)

@@ -154,7 +154,7 @@ class Exchange:
         self._pair, self._buffer, self._reduction = pair, buffer, reduction
         num_bytes = buffer.numel() * buffer.element_size()
         # No tensor: what a transport holds for itself is not of the step's own memory.
-        self._read = np.empty(_SIZE.size + num_bytes, dtype=np.uint8)
+        self._read = np.empty(_SIZE.size + num_bytes, dtype=np.uint8).data
         self.rest = memoryview(self._read)
         self.is_sent = False
         self._is_sized = False
@@ -178,8 +178,8 @@ class Exchange:
             (size,) = _SIZE.unpack_from(self._read)
             if size != num_bytes:
                 raise RuntimeError(
-                    f"this rank exchanges {num_bytes} bytes with rank {self._pair.other}, which gave "
-                    f"{size}: every rank has to issue the same collectives in the same order"
+                    f"this rank exchanges {num_bytes} bytes with rank {self._pair.other}, which "
+                    f"gave {size}: every rank has to issue the same collectives in the same order"
                 )
 
     def wait(self) -> None:

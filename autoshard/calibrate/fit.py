@@ -15,8 +15,8 @@ from statistics import fmean, median
 import numpy as np
 from scipy.optimize import least_squares
 
-from autoshard.calibrate.operators import SMALL_BYTES
 from autoshard.calibrate.readings import (
+    SMALL_BYTES,
     OperatorReading,
     OverlapReading,
     Readings,

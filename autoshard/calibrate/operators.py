@@ -14,16 +14,13 @@ import torch
 from torch import Tensor
 
 from autoshard.calibrate.clock import Clock
-from autoshard.calibrate.readings import OperatorReading
+from autoshard.calibrate.readings import SMALL_BYTES, OperatorReading
 from autoshard.candidates import op_call
 from autoshard.graph import ITEM_BYTES, ModelGraph, Node
 from autoshard.measured import BIAS, CUT
 from autoshard.runtime.local import local_call
 from autoshard.search.work import PRODUCTS, Pass, passes
 from autoshard.sharding.layout import Cut, Layout, R, Shape, largest_shape
-
-SMALL_BYTES = 16 << 10
-"""An operator that moves less than this costs its launches."""
 
 RUN = 4
 """Small operators are measured several in a row, as they come in a step."""

@@ -12,6 +12,9 @@ from autoshard.search.work import Pass
 from autoshard.sharding.collective import MessageOp
 from autoshard.sharding.layout import Shape
 
+SMALL_BYTES = 16 << 10
+"""An operator that moves less than this costs its launches."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorReading:

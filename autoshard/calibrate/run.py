@@ -240,35 +240,14 @@ def _measure(world: World, sizes: Sizes, window_s: float, say: Say) -> _Place:
         steps.gradients(clock, [gradient // 3] * GRADIENTS),
         steps.step(clock),
     ]
-    sent: list[MessageReading] = []
+    sent: tuple[MessageReading, ...] = ()
     overlaps: tuple[OverlapReading, ...] = ()
     waits: tuple[WaitReading, ...] = ()
     if several:
         hosts = hosts_of(whole.gathered(here))
         overlaps = _overlaps(clock, whole, sizes)
         waits = tuple(steps.wait(clock, whole) for _ in range(WAITS))
-        plan = [
-            (mesh, axes, alone, op, n)
-            for mesh, axes, alone in hosts.groups()
-            for op in MESSAGE_OPS
-            for n in sizes.message_bytes
-        ]
-        comms: dict[tuple[int, ...], Communicator] = {}
-        long: set[object] = set()
-        for i, (mesh, axes, alone, op, n) in enumerate(plan):
-            say("messages", i, len(plan))
-            if (mesh, axes, alone, op) in long:
-                continue
-            if mesh not in comms:
-                names = [f"axis{k}" for k in range(len(mesh))]
-                comms[mesh] = Communicator(
-                    mesh, names, device=world.device, timeout_s=world.timeout_s
-                )
-            reading = messages.measure(comms[mesh], axes, op, n, clock, alone=alone)
-            if reading is not None:
-                sent.append(reading)
-                if clock.least(reading.seconds) > messages.LONG_S:
-                    long.add((mesh, axes, alone, op))
+        sent = _messages(world, clock, hosts, sizes, say)
     return _Place(
         host=here,
         device=_device_name(world.device),
@@ -277,11 +256,39 @@ def _measure(world: World, sizes: Sizes, window_s: float, say: Say) -> _Place:
         readings=Readings(
             operators=tuple(found),
             steps=tuple(beside),
-            messages=tuple(sent),
+            messages=sent,
             overlaps=overlaps,
             waits=waits,
         ),
     )
+
+
+def _messages(
+    world: World, clock: Clock, hosts: Hosts, sizes: Sizes, say: Say
+) -> tuple[MessageReading, ...]:
+    """Every kind over every group, small ones first, up to one that is long."""
+    plan = [
+        (mesh, axes, alone, op, n)
+        for mesh, axes, alone in hosts.groups()
+        for op in MESSAGE_OPS
+        for n in sizes.message_bytes
+    ]
+    found: list[MessageReading] = []
+    comms: dict[tuple[int, ...], Communicator] = {}
+    long: set[object] = set()
+    for i, (mesh, axes, alone, op, n) in enumerate(plan):
+        say("messages", i, len(plan))
+        if (mesh, axes, alone, op) in long:
+            continue
+        if mesh not in comms:
+            names = [f"axis{k}" for k in range(len(mesh))]
+            comms[mesh] = Communicator(mesh, names, device=world.device, timeout_s=world.timeout_s)
+        reading = messages.measure(comms[mesh], axes, op, n, clock, alone=alone)
+        if reading is not None:
+            found.append(reading)
+            if clock.least(reading.seconds) > messages.LONG_S:
+                long.add((mesh, axes, alone, op))
+    return tuple(found)
 
 
 def _overlaps(clock: Clock, whole: Communicator, sizes: Sizes) -> tuple[OverlapReading, ...]:

@@ -90,7 +90,7 @@ def overlap(clock: Clock, comm: Communicator, num_bytes: int) -> OverlapReading:
     a, b = (torch.rand(256, 256, device=clock.device) for _ in range(2))
 
     def message() -> None:
-        comm.start("all_reduce", buffer, axes).wait()
+        comm.start("all_reduce", buffer, axes, async_op=True).wait()
 
     def product() -> None:
         torch.mm(a, b)

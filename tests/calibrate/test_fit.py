@@ -11,12 +11,15 @@ import sys
 import tomllib
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.calibrate import messages
+from autoshard.calibrate import run as calibration
 from autoshard.calibrate.catalogue import Sizes, catalogue
 from autoshard.calibrate.clock import Clock
 from autoshard.calibrate.document import toml
@@ -329,3 +332,47 @@ def test_a_calibrated_document_is_read_as_it_was_written() -> None:
     text = toml(made.to_json(), "A title")
     assert Cluster.from_json(tomllib.loads(text)) == made
     assert text.startswith("# A title\n")
+
+
+def test_each_cold_call_finds_swept_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    swept, found = [False], []
+
+    def sweep(clock: Clock) -> None:
+        swept[0] = True
+
+    def call() -> None:
+        found.append(swept[0])
+        swept[0] = False
+
+    monkeypatch.setattr(Clock, "sweep", sweep)
+    assert Clock(torch.device("cpu"), None, 1e-4).cold(call) >= 0
+    assert found
+    assert all(found)
+
+
+def test_a_message_that_took_long_is_not_measured_in_larger_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def measure(
+        comm: object, axes: tuple[int, ...], op: str, n: int, clock: Clock, *, alone: bool
+    ) -> MessageReading:
+        asked.append((op, n))
+        seconds = 2 * messages.LONG_S if op == "all_gather" and n >= 1 << 16 else 1e-3
+        return MessageReading(op=op, mesh=(1, 2), axes=axes, num_bytes=n, seconds=seconds)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(messages, "measure", measure)
+    monkeypatch.setattr(calibration, "Communicator", lambda *_, **__: None)
+    world = SimpleNamespace(device=torch.device("cpu"), timeout_s=1.0)
+    sizes = Sizes()
+    found = calibration._messages(
+        world,  # type: ignore[arg-type]
+        Clock(torch.device("cpu")),
+        Hosts(1, 2),
+        sizes,
+        lambda text, done, total: None,
+    )
+    assert len(found) == len(asked)
+    assert [n for op, n in asked if op == "all_gather"] == [1 << 10, 1 << 16]
+    assert [n for op, n in asked if op == "all_reduce"] == list(sizes.message_bytes)
