@@ -71,8 +71,8 @@ class Recorder:
         self._started: list[tuple[Collective, float]] = []
         self._seconds: dict[int, float] = {}
 
-    def start(self, collective: Collective) -> int:
-        """Note a collective as issued now; the number is for :meth:`finish`."""
+    def start(self, collective: Collective, result: torch.Tensor) -> int:
+        """Note a collective as issued now, into ``result``; the number is for :meth:`finish`."""
         self._started.append((collective, time.perf_counter()))
         return len(self._started) - 1
 
@@ -391,7 +391,8 @@ class Communicator:
             return Pending(result, None, None, 0)
         number = 0
         if self.recorder is not None:
-            number = self.recorder.start(self._collective(op, buffer, result, axes, phase, value))
+            collective = self._collective(op, buffer, result, axes, phase, value)
+            number = self.recorder.start(collective, result)
         work: Any = None
         pair = self._pairs.get(axes)
         if pair is not None and _suits_a_pair(buffer, async_op):

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from autoshard.cluster import Cluster
+from autoshard.cluster.crossing import spread
 from autoshard.graph import ModelGraph, Node
 from autoshard.plan import Memory, ReserveParts
 from autoshard.program import Edge, Program
@@ -228,7 +229,7 @@ class MemoryWalk:
         elif not (lies_first and is_contiguous(value.shape, value.strides)):
             sent = self._new(num_bytes)
         received = self._new(prod(shape) * item if step.kind == "reduce_scatter" else num_bytes)
-        if step.kind == "reduce_scatter" and self.is_cpu:
+        if step.kind == "reduce_scatter" and self.is_cpu and not self._is_pair(step):
             # gloo reduces a copy of the whole, and gives each rank its part of that.
             self._drop(self._new(num_bytes))
         if sent is not None:
@@ -242,6 +243,12 @@ class MemoryWalk:
         ordered = self._tensor(shape, item)
         self._drop(received)
         return ordered
+
+    def _is_pair(self, step: Step) -> bool:
+        """Whether two processes of one host exchange it (``autoshard.runtime.pairs``)."""
+        per_node = self.model.cluster.devices_per_node
+        members, _, nodes = spread(self.program.sizes, step.axes, per_node)
+        return members == 2 and nodes == 1
 
     def _joined(self, step: Step, shape: Shape) -> Strides | None:
         """Strides of what came from the ranks of one axis, if it need not be put in order."""

@@ -226,7 +226,8 @@ class _Watch(Recorder):
         super().__init__()
         self._tracker, self._weights = tracker, weights
 
-    def start(self, collective: Collective) -> int:
-        """Note a collective; the tensors that it moves are allocated already."""
-        self._tracker.gathering(collective.value in self._weights)
-        return super().start(collective)
+    def start(self, collective: Collective, result: Tensor) -> int:
+        """Note a collective."""
+        if collective.op == "all_gather" and collective.value in self._weights:
+            self._tracker.gathered(result)
+        return super().start(collective, result)

@@ -38,7 +38,6 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         self._log: list[tuple[_WeakRefInfo | None, int]] = []
         self._kind: dict[int, str] = {}
         self._storages: list[_WeakRefInfo] = []  # their ids stay theirs while they are held
-        self._gathers = False
         self._parameters = list(parameters)
         for kind, tensors in (
             ("parameters", self._parameters),
@@ -51,9 +50,9 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
 
     # ---- what happens ----
 
-    def gathering(self, is_parameter: bool) -> None:
-        """The next all_gather brings a parameter together, or it does not."""
-        self._gathers = is_parameter
+    def gathered(self, buffer: Tensor) -> None:
+        """A parameter is brought together in this buffer."""
+        self._mark(buffer, "gathered, perhaps")
 
     def backward_begins(self) -> None:
         """What forward made and is alive is kept for backward."""
@@ -91,10 +90,8 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         run = super().__torch_dispatch__
         result = run(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         name = func._schema.name
-        if name.startswith("c10d::") and "allgather" in name and self._gathers:
-            self._note_gathered(args)
-        elif name in COPIES and any(self._is_gathered(a) for a in args):
-            self._note_gathered(result)
+        if name in COPIES and any(self._is_gathered(a) for a in args):
+            self.gathered(result)
         return result
 
     def _is_gathered(self, value: Any) -> bool:
@@ -102,13 +99,6 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
             return False
         winfo = self._found(value)
         return winfo is not None and self._kind.get(id(winfo)) == "gathered, perhaps"
-
-    def _note_gathered(self, values: Any) -> None:
-        # Of an all_gather's arguments the first is what is written.
-        first = values[0] if isinstance(values, (tuple, list)) else values
-        for tensor in first if isinstance(first, (tuple, list)) else (first,):
-            if isinstance(tensor, Tensor):
-                self._mark(tensor, "gathered, perhaps")
 
     # ---- what came of it ----
 

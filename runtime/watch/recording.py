@@ -33,10 +33,10 @@ class TimedRecorder(Recorder):
         self.spans: list[tuple[str, float, float]] = []
         self.gradient_bytes = 0
 
-    def start(self, collective: Collective) -> int:
+    def start(self, collective: Collective, result: torch.Tensor) -> int:
         """Note a collective as issued now."""
         self.issued.append((collective, time.perf_counter()))
-        return super().start(collective)
+        return super().start(collective, result)
 
     def finish(self, number: int) -> None:
         """Note that a collective was waited for."""

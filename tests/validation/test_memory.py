@@ -86,11 +86,9 @@ def test_a_gathered_parameter_is_told_from_other_gathered_values() -> None:
     model, x = Mixed(), torch.randn(8, 16, 32)
     tracker = StepTracker(model.parameters(), [x], [])
     with tracker:
-        tracker.gathering(is_parameter=True)
         whole = torch.empty(4096)
-        tracker._note_gathered((whole,))
+        tracker.gathered(whole)
         ordered = whole.view(64, 64).t().clone()
-        tracker.gathering(is_parameter=False)
         other = torch.empty(2048)
         del whole
         tracker.backward_begins()
