@@ -421,12 +421,13 @@ class Communicator:
 
 
 def _suits_a_pair(buffer: torch.Tensor, async_op: bool) -> bool:
-    """Large messages beside computing are for gloo's threads."""
+    """Large ones beside computing are for gloo's threads; what torch.func wraps has no memory."""
     return (
         buffer.nbytes > 0
         and (buffer.nbytes <= MOST_BYTES or not async_op)
         and buffer.device.type == "cpu"
         and (buffer.dtype in _MOVED or buffer.dtype.is_complex)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(buffer)
     )
 
 
