@@ -16,12 +16,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import prod
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from autoshard.errors import RequestError
 from autoshard.sharding.layout import Shape
 
 SCHEMA_VERSION = 1
+
+Mode = Literal["train", "prefill", "decode"]
+"""What a graph is one step of: training; reading prompts; or adding one token to each sequence."""
 
 Attr = None | bool | int | float | str | tuple["Attr", ...]
 
@@ -63,7 +66,8 @@ class Node:
         roles: the schema's argument name of each operand; an element of a list argument is
             ``tensors.0``, ``indices.1``. A missing optional tensor simply has no role.
         attrs: the other arguments that differ from the schema's defaults, by name.
-            For a leaf: ``fqn`` (parameter, buffer), ``path`` (input).
+            For a leaf: ``fqn`` (parameter, buffer), ``path`` (input), ``cache`` (input: whether it
+            holds the keys or values of earlier tokens).
         shape: global shape of the result.
         dtype: ``float32``, ``bfloat16``, ``int64``, ...
         differentiable: requires grad, and lies on a path to the loss.
@@ -109,6 +113,11 @@ class Node:
         """Whether the node computes nothing: an input, parameter, buffer or constant."""
         return self.op in LEAVES
 
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is an input that holds keys or values of earlier tokens: the KV cache."""
+        return self.op == "input" and bool(self.attrs.get("cache"))
+
     def operand(self, role: str) -> int | None:
         """Index of the operand with ``role``, or None where the call has none."""
         return self.roles.index(role) if role in self.roles else None
@@ -147,7 +156,7 @@ class Repeat:
 
 @dataclass(frozen=True, kw_only=True)  # no slots: derived tables are cached on it
 class ModelGraph:
-    """A model's training step (forward and loss) as operators on global shapes.
+    """A model's step as operators on global shapes: training (forward and loss), or inference.
 
     Attributes:
         name: the model's name, for people.
@@ -155,10 +164,12 @@ class ModelGraph:
         constants: see :class:`Constant`; a node of op ``constant`` names one in
             ``attrs["constant"]``.
         outputs: (path, node name) of every tensor that the model returns.
-        loss: name of the scalar node that is differentiated.
+        loss: name of the scalar node that is differentiated; for inference that of the tokens that
+            come next.
         repeats: runs of repeated blocks; they do not overlap.
         aliases: other names of tied parameters -> the name that the graph uses.
         batch: number of samples that the graph was captured with (global batch).
+        mode: what it is a step of.
         assumptions: what was assumed at capture, in words.
         warnings: what a person should know, in words.
     """
@@ -171,6 +182,7 @@ class ModelGraph:
     repeats: tuple[Repeat, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     batch: int = 1
+    mode: Mode = "train"
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
@@ -286,6 +298,7 @@ class ModelGraph:
             "kind": "autoshard.graph",
             "name": self.name,
             "batch": self.batch,
+            **({} if self.mode == "train" else {"mode": self.mode}),
             "loss": self.loss,
             "outputs": [list(o) for o in self.outputs],
             "aliases": dict(self.aliases),
@@ -331,6 +344,7 @@ class ModelGraph:
                 ),
                 aliases=dict(document["aliases"]),
                 batch=int(document["batch"]),
+                mode=_mode_of(document.get("mode", "train")),
                 assumptions=tuple(document["assumptions"]),
                 warnings=tuple(document["warnings"]),
             )
@@ -375,6 +389,13 @@ def _node_json(node: Node | Constant) -> dict[str, Any]:
             continue
         out[key] = dict(value) if isinstance(value, Mapping) else value
     return out
+
+
+def _mode_of(found: object) -> Mode:
+    for mode in get_args(Mode):
+        if found == mode:
+            return cast("Mode", mode)
+    raise ValueError(f"unknown mode {found!r}")
 
 
 def _tuples(value: Any) -> Any:

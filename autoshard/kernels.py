@@ -30,6 +30,9 @@ PRODUCTS: tuple[Products, ...] = ("native", "tf32", "fp8", "mxfp8", "nvfp4")
 TILE = 128
 """Rows and columns of the result that one unit makes at a time."""
 
+LEAST_ROWS = 16
+"""Rows of a tensor core's own product (PTX's mma m16n8k16): fewer cost as many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
@@ -62,9 +65,19 @@ class Kernels:
     scores: float = 1.0
     contention: float = 0.0
 
-    def product_flops(self, batch: float, m: float, n: float, k: float) -> float:
-        """Operations that a product costs, those that it wastes included."""
-        return 2.0 * (batch * m * n + self.waste * self.units * TILE**2) * (k + self.depth)
+    def product_flops(
+        self, batch: float, m: float, n: float, k: float, *, splits: bool = False
+    ) -> float:
+        """Operations that a product costs, those that it wastes included.
+
+        With ``splits``, a product of fewer tiles than there are units is split along K, as kernels
+        of inference do: it wastes a share of itself, not of a whole wave.
+        """
+        lost: float = self.units * TILE**2
+        if splits:
+            m = max(m, LEAST_ROWS)
+            lost = min(lost, batch * m * n)
+        return 2.0 * (batch * m * n + self.waste * lost) * (k + self.depth)
 
     def beside(self, computing: float, messages: float) -> float:
         """Seconds of computing and messages that need not wait for each other."""

@@ -133,6 +133,7 @@ class Categories(Document):
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int = Field(description="kept for backward; inputs and outputs too")
+    kv_cache_bytes: int = Field(default=0, description="keys and values of earlier tokens")
     gathered_bytes: int = Field(description="gathered parameters kept for backward")
     temporary_bytes: int = Field(description="everything else, messages included")
 
@@ -144,6 +145,7 @@ class Categories(Document):
             + self.gradients_bytes
             + self.optimizer_bytes
             + self.activations_bytes
+            + self.kv_cache_bytes
             + self.gathered_bytes
             + self.temporary_bytes
         )
@@ -255,8 +257,22 @@ class PlanDocument(Document):
         description="what the plan amounts to, e.g. 'hybrid: FSDP over data=4 x model=2'"
     )
     strategy: str = Field(description="what was asked for: auto, data, fsdp, tensor or hybrid")
+    mode: Literal["train", "prefill", "decode"] = Field(
+        default="train",
+        description="what a step is of: training, or inference: reading whole prompts, or adding "
+        "one token to each sequence",
+    )
+    objective: Literal["latency", "throughput"] = Field(
+        default="latency",
+        description="what was sought: the shortest step, or over all batches the most tokens a "
+        "second",
+    )
     global_batch: int
     seq_len: int | None = None
+    context: int | None = Field(
+        default=None,
+        description="to decode: tokens that the new one attends to, itself included",
+    )
     dtype: str
     optimizer: str
     seed: int = 0
@@ -291,6 +307,13 @@ class PlanDocument(Document):
     def devices(self) -> int:
         """How many devices the plan is for."""
         return prod(self.mesh.sizes)
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of one step, all sequences; None where a sample is none of tokens."""
+        if self.mode == "decode":
+            return self.global_batch
+        return None if self.seq_len is None else self.global_batch * self.seq_len
 
     @property
     def predicted_step_s(self) -> float:

@@ -231,10 +231,13 @@ class Program:
 
     @cached_property
     def loss_edge(self) -> Edge:
-        """How the loss reaches the caller: whole on every device, and so is its gradient."""
+        """How the loss reaches the caller: whole on every device, and so is its gradient.
+
+        What inference gives stays where it is: replicas need not wait for each other.
+        """
         loss = self.graph.by_name[self.graph.loss]
         produced = self.strategies[loss.name].result
-        whole = (R,) * len(self.sizes)
+        whole = (R,) * len(self.sizes) if self.graph.mode == "train" else produced
         return Edge(
             producer=loss.name,
             consumer="",

@@ -51,3 +51,19 @@ def parse_bytes(option: str, text: str | None) -> int | None:
             "72GiB, 80GB, 17179869184"
         )
     return int(value)
+
+
+def parse_seconds(option: str, text: str | None) -> float | None:
+    """Seconds of ``50ms``, ``200us`` or ``0.05``.
+
+    Raises:
+        RequestError: not a time.
+    """
+    if text is None:
+        return None
+    value = read(text, SECONDS)
+    if value is None:
+        raise RequestError(
+            f"{option} is {text!r}; write a time above 0, in seconds or with a unit: 50ms, 0.05"
+        )
+    return value

@@ -148,9 +148,40 @@ def stretch(graph: ModelGraph, blocks: int) -> ModelGraph:
                 starts=tuple(start + i * length for i in range(blocks)),
             ),
         ),
-        outputs=tuple((path, last.get(name, name)) for path, name in graph.outputs),
+        outputs=_outputs(graph, runs, made),
         loss=last.get(graph.loss, graph.loss),
     )
+
+
+def _outputs(
+    graph: ModelGraph, runs: Sequence[Sequence[Node]], made: Sequence[Sequence[Node]]
+) -> tuple[tuple[str, str], ...]:
+    """What the model returns: of the last block, or the same of every block."""
+    place = {n.name: (number, i) for number, run in enumerate(runs) for i, n in enumerate(run)}
+    paths: dict[int, dict[int, str]] = {}
+    for path, name in graph.outputs:
+        if name in place:
+            number, i = place[name]
+            paths.setdefault(i, {})[number] = path
+    each = {i: row for i, row in paths.items() if len(row) == len(runs)}
+    out: list[tuple[str, str]] = []
+    is_done = False
+    for path, name in graph.outputs:
+        number, i = place.get(name, (-1, -1))
+        if i not in each:
+            out.append((path, name if number < 0 else made[-1][i].name))
+        elif not is_done:
+            is_done = True
+            out += [
+                (_path(row, number), run[i].name)
+                for number, run in enumerate(made)
+                for i, row in each.items()
+            ]
+    return tuple(out)
+
+
+def _path(row: Mapping[int, str], number: int) -> str:
+    return row[0] if number == 0 else _next(row[0], row[1], row[2], number)
 
 
 def _instance(runs: Sequence[Sequence[Node]], number: int) -> list[Node]:

@@ -30,7 +30,14 @@ from autoshard.measured import BIAS, CUT
 from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, Program, internal_elements
 from autoshard.search.memory import Optimizer, optimizer_of
 from autoshard.search.paths import Floats, Halves, Ints, PairPrices
-from autoshard.search.roofline import Phase, adds_biases, pass_seconds, update_seconds, waiting
+from autoshard.search.roofline import (
+    Phase,
+    adds_biases,
+    pass_seconds,
+    replayed_launch_s,
+    update_seconds,
+    waiting,
+)
 from autoshard.search.work import PRODUCTS, Pass, joined_bytes, passes
 from autoshard.sharding.layout import (
     Layout,
@@ -104,7 +111,7 @@ class CostModel:
         rules: the graph's rules.
         optimizer: what keeps state for each parameter.
         resharder: finds the steps of edges.
-        style: how operators between products are run.
+        style: how operators between products are run; fused inference is one CUDA graph.
     """
 
     def __init__(
@@ -123,6 +130,7 @@ class CostModel:
         self.resharder = resharder or Resharder(sizes, self.prices)
         self.waiting = waiting(cluster)
         self.traffic = cluster.device.kernels.traffic(style)
+        self.is_replayed = style == "fused" and graph.mode != "train"
         self._known: dict[Work, float] = {}
         self._bytes: dict[tuple[Shape, int, Layout], int] = {}
         self._shapes: dict[tuple[Shape, Layout], Shape] = {}
@@ -261,6 +269,8 @@ class CostModel:
                 traffic=kernels.scores if done.is_scores else self.traffic,
                 products=done.products,
                 attention=kernels.attention_gain(self.style),
+                launch_s=replayed_launch_s(self.cluster.device) if self.is_replayed else None,
+                splits=self.graph.mode != "train",
             )
         return found
 
@@ -512,7 +522,7 @@ class _Builder:
             forward[i] = cost.forward_s + cost.internal_forward_s
             forward_compute[i] = cost.forward_s
             num_bytes[i] = kept_bytes(self.model, node, strategy, self.weights)
-            if node.name == self.graph.loss:
+            if node.name == self.graph.loss and self.graph.mode == "train":
                 reshard = self.model.resharder.edge(
                     node.shape,
                     node.itemsize,

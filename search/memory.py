@@ -63,12 +63,18 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 nothing, with momentum one moment."""
 
 
+NONE = Optimizer("none", 0, False)
+"""Of inference: nothing is updated."""
+
+
 def optimizer_of(name: str) -> Optimizer:
-    """The optimizer called ``name``.
+    """The optimizer called ``name``; ``none`` for inference.
 
     Raises:
         UnknownNameError: nobody knows it.
     """
+    if name == NONE.name:
+        return NONE
     if name not in OPTIMIZERS:
         raise UnknownNameError("optimizer", name, OPTIMIZERS)
     return OPTIMIZERS[name]

@@ -20,6 +20,7 @@ from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
 from autoshard.errors import InfeasibleError, MeshError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
+from autoshard.kernels import Style
 from autoshard.plan import Alternative, Memory, MeshDocument, StepTime
 from autoshard.search.inner import Prepared, Solution, solve
 from autoshard.sharding.layout import Cut, Layout, R, Shape, State, canonical, fits
@@ -196,6 +197,7 @@ def search(
     seed: int = 0,
     storage: str | None = None,
     progress: Progress | None = None,
+    style: Style = "eager",
 ) -> SearchResult:
     """The fastest way to shard ``graph`` over ``devices`` of ``cluster``.
 
@@ -212,6 +214,7 @@ def search(
         seed: of the sampler; the same seed gives the same plan.
         storage: URL of an Optuna storage; default: in memory.
         progress: is told of every configuration that was priced.
+        style: how operators between products are run.
 
     Raises:
         InfeasibleError: nothing fits; names what binds.
@@ -223,7 +226,7 @@ def search(
     space = configurations(
         cluster.devices, strategy, mesh, devices_per_node=cluster.devices_per_node
     )
-    run = _Outer(graph, cluster, optimizer, limit, pins or {})
+    run = _Outer(graph, cluster, optimizer, limit, pins or {}, style)
     study = run.study(space, trials, seed, storage, progress)
     fitting = {c: s for c, s in run.priced.items() if s.fits}
     if not fitting:
@@ -249,8 +252,10 @@ class _Outer:
         optimizer: str,
         limit: int,
         pins: Pins,
+        style: Style,
     ) -> None:
         self.graph, self.cluster, self.optimizer = graph, cluster, optimizer
+        self.style: Style = style
         self.limit, self.pins = limit, pins
         self.prepared = Prepared(graph)
         self.priced: dict[Configuration, Solution] = {}
@@ -269,6 +274,7 @@ class _Outer:
                 memory_limit=self.limit,
                 pins=pinned(configuration, self.pins),
                 prepared=self.prepared,
+                style=self.style,
             )
         return self.priced[configuration]
 
@@ -332,6 +338,7 @@ class _Outer:
     def _name(self, space: Sequence[Configuration]) -> str:
         """Name in a storage: searches of the same space for the same thing share a study."""
         asked = [*(c.label for c in space), self.optimizer, str(self.limit), repr(self.pins)]
+        asked += [self.style] if self.style != "eager" else []
         digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:8]
         where = f"{self.cluster.devices} {self.cluster.name}"
         return f"{self.graph.name} {self.graph.fingerprint} on {where}, {self.optimizer}, {digest}"
@@ -464,6 +471,7 @@ def binding(memory: Memory) -> str:
         "gradients": memory.gradients_bytes,
         "optimizer state": memory.optimizer_bytes,
         "activations": memory.activations_bytes,
+        "KV cache": memory.kv_cache_bytes,
         "gathered parameters": memory.gathered_bytes,
         "temporaries": memory.temporary_bytes,
         "reserve": memory.reserve_bytes,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from autoshard.cluster import Cluster
+from autoshard.cluster import Cluster, Device
 from autoshard.kernels import Products
 from autoshard.measured import BIAS, RANDOM, SCORES, UPDATE, Factor
 from autoshard.search.work import CONVOLUTIONS, Pass
@@ -48,6 +48,8 @@ def pass_seconds(
     traffic: float,
     products: Products = "native",
     attention: float = 1.0,
+    launch_s: float | None = None,
+    splits: bool = False,
 ) -> float:
     """Seconds of one pass of an operator.
 
@@ -61,11 +63,14 @@ def pass_seconds(
         traffic: factor on memory-bound bytes where the family was not measured.
         products: what products run in, where not in ``dtype``.
         attention: how much faster fused attention is than the device's figures say.
+        launch_s: seconds of a launch; None: as the device says.
+        splits: whether small products are split along K, as in inference.
     """
     device, measured = cluster.device, cluster.device.measured
+    launch_s = device.launch_s if launch_s is None else launch_s
     rate, bandwidth = cluster.flops_per_second(dtype), cluster.copy_bytes_per_second
     kernels, edge = device.kernels, 0.0 if measured is None else measured.edge
-    total, bytes_moved = work.launches * device.launch_s, work.num_bytes
+    total, bytes_moved = work.launches * launch_s, work.num_bytes
     in_products = rate
     if products != "native" and work.products:
         in_products = cluster.flops_per_second(PRODUCT_DTYPES[products])
@@ -74,7 +79,7 @@ def pass_seconds(
             first = work.products[0]
             bytes_moved += first.batch * first.m * first.k * CAST_BYTES
     for p in work.products:
-        flops = kernels.product_flops(p.batch, p.m + edge, p.n + edge, p.k)
+        flops = kernels.product_flops(p.batch, p.m + edge, p.n + edge, p.k, splits=splits)
         total += max(flops / in_products, p.elements * itemsize / bandwidth)
     attended = attention_seconds(cluster, work, dtype, attention)
     found = None if measured is None else measured.operators.get(family)
@@ -118,6 +123,11 @@ def waiting(cluster: Cluster) -> float:
     return 1.0 if measured is None or cluster.devices == 1 else 1.0 + measured.waiting
 
 
+def replayed_launch_s(device: Device) -> float:
+    """Seconds between two kernels of one CUDA graph, which is launched as a whole."""
+    return device.launch_s if device.kind == "cpu" else min(device.launch_s, REPLAYED_LAUNCH_S)
+
+
 def adds_biases(cluster: Cluster) -> bool:
     """Whether a bias is added to a product by an operator of its own."""
     measured = cluster.device.measured
@@ -130,6 +140,10 @@ def _of(factor: Factor, phase: Phase) -> float:
 
 CPU_UPDATE_LAUNCHES = 12
 """Small operators of one AdamW update of one tensor on a CPU, where torch updates one by one."""
+
+REPLAYED_LAUNCH_S = 0.5e-6
+"""Kernels of 2.9 us take 3.4 us each where 20 of them are one CUDA graph (Gray 2019, "Getting
+Started with CUDA Graphs", https://developer.nvidia.com/blog/cuda-graphs/)."""
 
 FUSED_UPDATE_LAUNCHES = 0.1
 """The same elsewhere, where torch updates many tensors with one kernel (assumed)."""

@@ -25,7 +25,7 @@ from autoshard.plan import Memory, ReserveParts
 from autoshard.program import Edge, Program
 from autoshard.search.cost import CostModel, weight_values
 from autoshard.search.strides import Strides, contiguous, is_contiguous, viewed
-from autoshard.search.work import ATTENTION
+from autoshard.search.work import APPEND, ATTENTION
 from autoshard.search.working import Site, Working, kept_by_product, working
 from autoshard.sharding.layout import Cut, Layout, Shape, forward_half, gradient_half
 from autoshard.sharding.reshard import Step, step_bytes
@@ -38,7 +38,7 @@ RESHAPES = frozenset(
     for name in ("reshape", "view", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze")
 )
 PERMUTES = frozenset({"aten.permute", "aten.transpose", "aten.t"})
-SAME = frozenset({"autoshard.identity", "aten.alias", "aten.detach"})
+SAME = frozenset({"autoshard.identity", "aten.alias", "aten.detach", APPEND})
 PARTS = frozenset({"aten.slice", "aten.select"})
 SUMS = frozenset({"aten.add", "aten.sub"})
 ELEMENTWISE = SUMS | {
@@ -97,11 +97,14 @@ class MemoryWalk:
     def run(self, limit: int | None) -> Memory:
         """Walk the step and find its fullest moment."""
         stored = [0, 0, 0]
-        inputs = 0
+        inputs = cached = 0
         for node in self.graph.nodes:
             if node.is_leaf and node.op != "constant":
                 layout = self.program.strategies[node.name].result
                 parts = self.model.stored_bytes(node, layout)
+                if node.is_cache:
+                    cached += parts[0]
+                    continue
                 if node.op == "input":
                     inputs += parts[0]
                     continue
@@ -119,12 +122,14 @@ class MemoryWalk:
         for storage, num_bytes in self._log[:at]:
             if storage >= 0:
                 held[self._kind(storage)] += num_bytes
-        self.turn_bytes = stored[0] + stored[2] + inputs + sum(self.sizes[s] for s in self.kept)
+        beside = stored[0] + stored[2] + inputs + cached
+        self.turn_bytes = beside + sum(self.sizes[s] for s in self.kept)
         return Memory(
             parameters_bytes=stored[0] + self._constant_bytes(),
             gradients_bytes=held["gradients"],
             optimizer_bytes=stored[2],
             activations_bytes=held["activations"] + inputs,
+            kv_cache_bytes=cached,
             gathered_bytes=held["gathered"],
             temporary_bytes=held["temporary"],
             reserve_bytes=self.model.cluster.reserve_bytes,

@@ -20,6 +20,7 @@ CONVOLUTIONS = frozenset(
     {"aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.convolution", "aten.conv_transpose2d"}
 )
 ATTENTION = "aten.scaled_dot_product_attention"
+APPEND = "autoshard.append"
 NORMS = frozenset({"aten.layer_norm", "aten.rms_norm", "aten.group_norm", "aten.batch_norm"})
 
 EXPERTS = "autoshard.experts"
@@ -120,6 +121,10 @@ def passes(
         return there, (back if any(wants) else Pass())
     if family == EXPERTS:
         return _experts(node, shapes, result, wants)
+    if family == APPEND:
+        # In place: what is new is read and written, what was there stays.
+        written = min(sizes[0], sizes[1])
+        return Pass(num_bytes=2.0 * written, launches=1), Pass()
     if node.flops_forward > 4 * prod(node.shape) * max(1, len(shapes)):
         # Convolutions and what else works more than it moves.
         moved = sum(sizes) + out

@@ -6,12 +6,13 @@ export const MEMORY = [
   ["gradients_bytes", "gradients", "Gradients"],
   ["optimizer_bytes", "optimizer-state", "Optimizer state"],
   ["activations_bytes", "activations", "Activations"],
+  ["kv_cache_bytes", "kv-cache", "KV cache"],
   ["gathered_bytes", "gathered", "Gathered parameters"],
   ["temporary_bytes", "temporary", "Temporaries"],
   ["reserve_bytes", "reserve", "Reserve"],
 ];
 
-export const memoryTotal = (memory) => MEMORY.reduce((sum, [field]) => sum + memory[field], 0);
+export const memoryTotal = (memory) => MEMORY.reduce((sum, [field]) => sum + (memory[field] ?? 0), 0);
 
 export const deviceCount = (mesh) => mesh.sizes.reduce((a, b) => a * b, 1);
 

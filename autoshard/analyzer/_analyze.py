@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from autoshard.analyzer._capture import capture
 from autoshard.analyzer._export import Inputs, walk_outputs
 from autoshard.analyzer._inputs import (
+    DEFAULT_SEQ_LEN,
     InputSpec,
     batch_of,
     infer,
@@ -22,9 +23,16 @@ from autoshard.analyzer._inputs import (
     named_leaves,
     normalise,
 )
+from autoshard.analyzer._serving import (
+    Serving,
+    check_model,
+    served,
+    traced_inputs,
+    with_caches,
+)
 from autoshard.analyzer._sources import Source, list_presets, parse_dtype, read_json, resolve
 from autoshard.errors import CaptureError, InputError, RequestError
-from autoshard.graph import ModelGraph
+from autoshard.graph import Mode, ModelGraph
 
 GRAPH_KIND = "autoshard.graph"
 
@@ -148,8 +156,9 @@ def analyze(
     name: str | None = None,
     progress: Callable[[str], None] | None = None,
     fold: bool = True,
+    mode: Mode = "train",
 ) -> Captured:
-    """The training step of a model as a graph, without allocating its weights.
+    """A step of a model as a graph, without allocating its weights.
 
     Args:
         model: a module on any device (it is not changed); a preset's name; a Hugging Face config
@@ -157,12 +166,15 @@ def analyze(
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments of
             one global batch; on any device. None: from what the model says of itself.
         batch: samples in the global batch; only without ``example_inputs``.
-        seq_len: tokens a sample; only without ``example_inputs``.
+        seq_len: tokens a sample; only without ``example_inputs``. To decode: those that the new
+            token attends to, itself included.
         dtype: floating dtype to train in (``bf16``, ``float32``, ...). None: the config's or the
             module's own.
         name: the graph's name; None for the preset's or the class's.
         progress: called with a few words on each step.
         fold: whether equal blocks are traced once.
+        mode: what the step is: of training; or of inference with a KV cache, reading whole prompts
+            (``prefill``) or adding one token to each sequence (``decode``).
 
     Raises:
         InputError: arguments are missing or do not fit.
@@ -176,16 +188,35 @@ def analyze(
             raise InputError(f"{label} is {value}; it must be 1 or more")
     if isinstance(model, Path):
         model = str(model)
-    if isinstance(model, str) and (loaded := _loaded(model)) is not None:
-        return loaded
+    loaded = _loaded(model) if isinstance(model, str) else None
     if isinstance(model, Mapping) and model.get("kind") == GRAPH_KIND:
-        return _of_graph(ModelGraph.from_json(model))
+        loaded = _of_graph(ModelGraph.from_json(model))
+    if loaded is not None:
+        if loaded.graph.mode != mode and mode != "train":
+            raise RequestError(
+                f"the graph {loaded.graph.name} is of mode {loaded.graph.mode!r}, not {mode!r}; "
+                "give the model itself"
+            )
+        return loaded
     wanted = parse_dtype(dtype)
     source = resolve(model, name)
     say(f"building {source.name}")
     module = source.plan(wanted)
     notes = list(source.assumptions)
-    if example_inputs is None:
+    serving: Serving | None = None
+    if mode != "train":
+        if example_inputs is not None:
+            raise InputError(
+                f"mode {mode!r} makes its inputs itself; leave out example_inputs, and give batch "
+                "and seq_len"
+            )
+        serving = Serving(mode=mode, batch=batch or 1, context=seq_len or DEFAULT_SEQ_LEN)
+        source = source.wrapped(lambda built: served(built, serving))
+        check_model(module, serving)
+        module = served(module, serving)
+        inputs = traced_inputs(serving)
+        notes.append(serving.note)
+    elif example_inputs is None:
         inputs, assumed = infer(module, batch, seq_len)
         notes += assumed
     else:
@@ -197,7 +228,7 @@ def analyze(
         inputs = normalise(example_inputs)
         if batch_of(inputs) == 0:
             raise InputError("the first of example_inputs has no sample: its first dim has size 0")
-    if not module.training:
+    if not module.training and serving is None:
         notes.append("the module is in eval mode: no dropout, fixed running statistics")
     cast = wanted if not source.native_dtype else None
     floating = wanted or _floating(module)
@@ -210,7 +241,10 @@ def analyze(
         assumptions=notes,
         progress=say,
         fold=fold,
+        serving=serving,
     )
+    if serving is not None:
+        inputs = with_caches(inputs, graph)
     return Captured(
         graph=graph, inputs=input_specs(graph, inputs), module=module, source=source, call=inputs
     )

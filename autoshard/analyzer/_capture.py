@@ -15,6 +15,7 @@ from autoshard.analyzer._constants import closure, recognise_masks
 from autoshard.analyzer._export import Inputs, export, model_leaves, quiet
 from autoshard.analyzer._finish import Program, finish
 from autoshard.analyzer._lower import Leaf, Lowering, dtype_name
+from autoshard.analyzer._serving import TOKENS, Serving, insert_caches, windows_of
 from autoshard.errors import CaptureError
 from autoshard.graph import ModelGraph
 from autoshard.normal.ir import Builder, Instance, Value, family
@@ -32,6 +33,7 @@ def capture(
     assumptions: Sequence[str],
     progress: Progress,
     fold: bool = True,
+    serving: Serving | None = None,
 ) -> ModelGraph:
     """The graph of ``module`` called with ``inputs``.
 
@@ -44,6 +46,8 @@ def capture(
         assumptions: what was assumed before, in words.
         progress: called with what is done next.
         fold: whether equal blocks are traced once.
+        serving: which step of inference it is; None: training. ``module`` is then as
+            ``_serving.served`` makes it.
 
     Raises:
         InputError: the arguments do not fit.
@@ -60,14 +64,14 @@ def capture(
     if groups and fold:
         progress(f"tracing one block of each of {len(groups)} kinds")
         try:
-            program = _folded(module, inputs, groups, dtype, notes)
+            program = _folded(module, inputs, groups, dtype, notes, serving)
         except FoldError as error:
             warnings.append(f"repeated blocks were traced one by one: {error}")
     if program is None:
         progress("tracing the whole model")
         traced = frozenset(p for g in groups for p in g.paths)
         marks = Marks()
-        program = _program(module, inputs, groups, traced, marks, dtype, notes)
+        program = _program(module, inputs, groups, traced, marks, dtype, notes, serving)
     _drop_paths(program.build)
     buffers = {n: b for n, b in module.named_buffers(remove_duplicate=False) if not b.is_meta}
     masks = recognise_masks(program.build.order, buffers)
@@ -75,6 +79,11 @@ def capture(
         notes.append(f"{masks} attention calls have an explicit mask")
     progress("counting operations and saved tensors")
     _, aliases = model_leaves(module)
+    if serving is not None:
+        for leaf in program.build.leaves.values():
+            leaf.trainable = False
+        windows = windows_of(module.config, serving)
+        insert_caches(program.build, program.outputs, serving, windows)
     with quiet():
         return finish(
             program,
@@ -83,6 +92,7 @@ def capture(
             aliases=aliases,
             assumptions=notes,
             warnings=[*warnings, *program.warnings],
+            mode="train" if serving is None else serving.mode,
         )
 
 
@@ -103,11 +113,12 @@ def _folded(
     groups: Sequence[Group],
     dtype: torch.dtype | None,
     notes: list[str],
+    serving: Serving | None,
 ) -> Program:
     traced = {g.paths[0] for g in groups} | {g.paths[-1] for g in groups if g.doubtful}
     marks = Marks()
     try:
-        program = _program(module, inputs, groups, frozenset(traced), marks, dtype, notes)
+        program = _program(module, inputs, groups, frozenset(traced), marks, dtype, notes, serving)
     except CaptureError as error:
         cause: BaseException | None = error
         while cause is not None:
@@ -130,6 +141,7 @@ def _program(
     marks: Marks,
     dtype: torch.dtype | None,
     notes: list[str],
+    serving: Serving | None,
 ) -> Program:
     try:
         exported = export(module, inputs, marks, groups, traced, dtype)
@@ -141,6 +153,8 @@ def _program(
     finally:
         marks.close()
     found = [(p, v) for p, v in zip(exported.outputs, values, strict=True) if v is not None]
+    if serving is not None:
+        return Program(lowering.build, found, dict(found)[TOKENS])
     loss, assumed = choose_loss(lowering.build, found)
     if assumed and assumed not in notes:
         notes.append(assumed)

@@ -19,6 +19,7 @@ FREE = frozenset(
     {
         *("aten.reshape", "aten.permute", "aten.expand", "aten.slice", "aten.select"),
         *("aten.detach", "autoshard.identity", "autoshard.repeat_kv", "aten.cat", "aten.to"),
+        "autoshard.append",
         *("aten.constant_pad_nd", "aten.roll", "aten.embedding", "aten.gather", "aten.index"),
         *("aten.index_select", "aten.full", "constant"),
     }

@@ -9,7 +9,7 @@ from typing import Any
 from autoshard.analyzer._constants import closure
 from autoshard.analyzer._cost import SavedTensors, backward_flops, forward_flops
 from autoshard.analyzer._experts import join_experts
-from autoshard.graph import Constant, ModelGraph, Node, Repeat
+from autoshard.graph import Constant, Mode, ModelGraph, Node, Repeat
 from autoshard.normal.ir import LEAF_KINDS, Builder, Instance, Value, family
 
 STOPS = frozenset(
@@ -47,6 +47,7 @@ def finish(
     aliases: Mapping[str, str],
     assumptions: Sequence[str],
     warnings: Sequence[str],
+    mode: Mode = "train",
 ) -> ModelGraph:
     """The graph of a lowered model."""
     roots = [v for _, v in program.outputs] + [program.loss]
@@ -54,9 +55,10 @@ def finish(
     order = _drop_detach(order, program)
     roots = [v for _, v in program.outputs] + [program.loss]
     differentiable = _differentiable(order, program.loss)
-    if id(program.loss) not in differentiable:
+    if id(program.loss) not in differentiable and mode == "train":
         warnings = [*warnings, "no trainable parameter reaches the loss: nothing is trained"]
-    order, replaced = _identities(order, differentiable, program)
+    shared = differentiable if mode == "train" else _moving(order)
+    order, replaced = _identities(order, shared, program)
     loss = program.loss
     placed = _place_leaves(order, [replaced.get(id(v), v) for v in roots])
     names = _names(placed)
@@ -74,6 +76,7 @@ def finish(
         repeats=repeats,
         aliases={a: b for a, b in aliases.items() if b in used},
         batch=batch,
+        mode=mode,
         assumptions=tuple(assumptions),
         warnings=(*warnings, *notes),
     )
@@ -130,10 +133,26 @@ def _requiring(order: Sequence[Value]) -> set[int]:
     return requires
 
 
+def _moving(order: Sequence[Value]) -> set[int]:
+    """Floating values that hang on a parameter or an input: those that may be moved between uses.
+
+    Without gradients they are what passes through an identity, so that uses can share a move.
+    """
+    out: set[int] = set()
+    for value in order:
+        for one in (value, *value.operands):
+            if one.is_float and not one.const:
+                out.add(id(one))
+    return out
+
+
 def _identities(
     order: Sequence[Value], differentiable: set[int], program: Program
 ) -> tuple[list[Value], dict[int, Value]]:
-    """An identity after each differentiable value with several uses, and after each block."""
+    """An identity after each differentiable value with several uses, and after each block.
+
+    ``differentiable`` holds the values that are looked at; the identities are added to it.
+    """
     uses: dict[int, int] = {}
     leaves: dict[int, Value] = {}
     for value in order:

@@ -12,7 +12,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,14 @@ class Source:
     run: Callable[[torch.dtype | None], nn.Module]
     assumptions: tuple[str, ...] = ()
     native_dtype: bool = False
+
+    def wrapped(self, change: Callable[[nn.Module], nn.Module]) -> Source:
+        """The same source, what it builds changed."""
+        return replace(
+            self,
+            plan=lambda dtype: change(self.plan(dtype)),
+            run=lambda dtype: change(self.run(dtype)),
+        )
 
 
 def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

@@ -21,11 +21,12 @@ from autoshard.cli.options import given, writable
 from autoshard.cli.output import Output, guarded
 from autoshard.cli.report import report
 from autoshard.cli.serve import keys, serve
+from autoshard.cli.serving import Context, MaxLatency, Mode, ModeOption, Objective, ObjectiveOption
 from autoshard.cli.sweep import results, sweep
 from autoshard.cli.trace import trace
 from autoshard.cli.visualize import visualize
 from autoshard.errors import InfeasibleError, RequestError, ValidationError
-from autoshard.quantities import parse_bytes
+from autoshard.quantities import parse_bytes, parse_seconds
 
 app = typer.Typer(
     name="autoshard",
@@ -267,11 +268,13 @@ def plan(
         ),
     ] = Sampler.bound,
     kernels: Annotated[
-        Style,
+        Style | None,
         typer.Option(
-            "--kernels", help="How operators between products are run, in the full space."
+            "--kernels",
+            help="How operators between products are run, in the full space (eager if left out) "
+            "and in inference (fused).",
         ),
-    ] = Style.eager,
+    ] = None,
     measure: Annotated[
         int | None,
         typer.Option(
@@ -282,6 +285,10 @@ def plan(
             "--sampler it proposes which.",
         ),
     ] = None,
+    mode: ModeOption = Mode.train,
+    context: Context = None,
+    objective: ObjectiveOption = Objective.latency,
+    max_latency: MaxLatency = None,
     server: Annotated[
         str | None,
         typer.Option(
@@ -362,7 +369,11 @@ def plan(
         within=within or None,
         recompute=recompute or None,
         sampler=None if sampler is Sampler.bound else sampler.value,
-        kernels=None if kernels is Style.eager else kernels.value,
+        kernels=None if kernels is None else kernels.value,
+        mode=None if mode is Mode.train else mode.value,
+        context=context,
+        objective=None if objective is Objective.latency else objective.value,
+        max_latency_s=parse_seconds("--max-latency", max_latency),
     )
     _check_questions(
         {
@@ -376,6 +387,7 @@ def plan(
             SMALLEST: smallest or step_time is not None,
             "--mesh": mesh is not None,
             FULL: space is Space.full,
+            INFERENCE: mode is not Mode.train,
         }
     )
     asked |= {"optimizer": optimizer.value, "strategy": strategy.value, "seed": seed}
@@ -618,6 +630,7 @@ app.add_typer(keys)
 
 SMALLEST = "--smallest (or --step-time)"
 FULL = "--space full"
+INFERENCE = "--mode prefill (or decode)"
 
 EXCLUDED = (
     ("--server", "--storage", "--storage is of a local search"),
@@ -644,6 +657,10 @@ EXCLUDED = (
     (FULL, "--server", "the service plans the plain space"),
     (FULL, "--what-if", "it asks of plans in the plain space"),
     (FULL, SMALLEST, "it asks of plans in the plain space"),
+    (INFERENCE, "--server", "the service plans training"),
+    (INFERENCE, "--what-if", "it asks of plans for training"),
+    (INFERENCE, "--why-not", "it asks of plans for training"),
+    (INFERENCE, SMALLEST, "it asks of plans for training"),
 )
 """Options of ``plan`` that do not go together, and why."""
 

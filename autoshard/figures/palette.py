@@ -51,11 +51,12 @@ MEMORY: Mapping[str, Color] = {
     "gradients": ORANGE,
     "optimizer state": SKY,
     "activations": GREEN,
+    "KV cache": ORANGE,
     "gathered parameters": PURPLE,
     "temporaries": VERMILION,
     "reserve": NEUTRAL,
 }
-"""What a device's memory holds."""
+"""What a device's memory holds. Where there is a KV cache there are no gradients: one colour."""
 
 COLLECTIVES: Mapping[str, Color] = {
     "all_reduce": BLUE,

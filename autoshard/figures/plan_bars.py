@@ -32,6 +32,7 @@ def memory_parts(memory: Memory) -> dict[str, int]:
         "gradients": memory.gradients_bytes,
         "optimizer state": memory.optimizer_bytes,
         "activations": memory.activations_bytes,
+        "KV cache": memory.kv_cache_bytes,
         "gathered parameters": memory.gathered_bytes,
         "temporaries": memory.temporary_bytes,
         "reserve": memory.reserve_bytes,

@@ -158,6 +158,12 @@ def _dropout(x: Mapping[str, Tensor], attrs: Mapping[str, Attr]) -> Tensor:
     return value * keep / (1 - p) if p < 1 else value * 0
 
 
+def _append(x: Mapping[str, Tensor], attrs: Mapping[str, Attr]) -> Tensor:
+    cache, new = x["cache"], x["new"]
+    kept = cache.shape[-2] - new.shape[-2]
+    return new[..., -kept:, :] if kept < 0 else torch.cat((cache[..., :kept, :], new), -2)
+
+
 OWN: dict[str, Any] = {
     "autoshard.experts": experts,
     "autoshard.identity": lambda x, attrs: x["input"].view_as(x["input"]),
@@ -166,5 +172,6 @@ OWN: dict[str, Any] = {
     "autoshard.batch_norm": _batch_norm,
     "autoshard.repeat_kv": _repeat_kv,
     "autoshard.dropout": _dropout,
+    "autoshard.append": _append,
 }
 """Our own operators: (operands by role, attrs) -> result."""

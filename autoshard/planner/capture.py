@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoshard.graph import Mode
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -24,6 +26,7 @@ def capture(
     dtype: str | None = None,
     devices: int | None = None,
     progress: Callable[[str], None] | None = None,
+    mode: Mode = "train",
 ) -> Captured:
     """The model as a graph; see :func:`autoshard.analyzer.analyze`.
 
@@ -35,18 +38,27 @@ def capture(
         dtype: floating dtype to train in.
         devices: how many there are, for the batch that is assumed where none is given.
         progress: told what is being done.
+        mode: what the step is of; of inference there is one sequence where no batch is given.
     """
     from dataclasses import replace
 
     from autoshard.analyzer import analyze
 
     assumed: str | None = None
-    if batch is None and example_inputs is None and devices is not None:
+    if batch is None and mode != "train":
+        batch, assumed = 1, "batch: none given, so one sequence"
+    elif batch is None and example_inputs is None and devices is not None:
         each = SEQUENCES_PER_DEVICE if _speaks(model) else SAMPLES_PER_DEVICE
         batch = each * devices
         assumed = f"global batch: none given, so {batch} samples, {each} for each device"
     found = analyze(
-        model, example_inputs, batch=batch, seq_len=seq_len, dtype=dtype, progress=progress
+        model,
+        example_inputs,
+        batch=batch,
+        seq_len=seq_len,
+        dtype=dtype,
+        progress=progress,
+        mode=mode,
     )
     if assumed is None or found.graph.batch != batch:
         return found

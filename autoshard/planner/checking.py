@@ -289,7 +289,7 @@ def _check_room(plan: PlanDocument, dtype: str) -> None:
     wider = ITEM_BYTES[dtype] / ITEM_BYTES[plan.dtype]
     m = plan.memory
     whole = sum(prod(p.shape) * ITEM_BYTES[p.dtype] for p in plan.parameters.values())
-    activations = m.activations_bytes * devices
+    activations = (m.activations_bytes + m.kv_cache_bytes) * devices
     need = int(wider * (devices * m.allocated_bytes + 4 * whole + activations))
     room = int(psutil.virtual_memory().available * MEMORY_SHARE)
     if need > room:

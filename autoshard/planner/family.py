@@ -11,7 +11,7 @@ from typing import Any
 
 from autoshard.candidates import EXPERTS
 from autoshard.errors import InputError, RequestError
-from autoshard.graph import ModelGraph
+from autoshard.graph import Mode, ModelGraph
 from autoshard.stretch import FEW, Growth, can_stretch, stretch
 
 SAMPLES = (2, 4)
@@ -66,8 +66,11 @@ def family_of(
     seq_len: int | None,
     dtype: str | None,
     say: Callable[[str], None],
+    mode: Mode = "train",
 ) -> Family:
     """The family of a model that can be captured at any batch.
+
+    Inference makes its inputs itself, so there a module can be, too.
 
     Raises:
         InputError: a module, which only comes with inputs of one batch.
@@ -75,7 +78,7 @@ def family_of(
     """
     from autoshard.analyzer import analyze, list_presets, load_preset, read_json, shortened
 
-    if not isinstance(model, str | Path | Mapping):
+    if not isinstance(model, str | Path | Mapping) and mode == "train":
         raise InputError(
             "the whole space has microbatches of many sizes, so the model must be one that can be "
             "captured at any batch: a preset, a Hugging Face config or package.module:factory; "
@@ -94,10 +97,10 @@ def family_of(
             "the model itself, or leave space at 'plain'"
         )
 
-    def growth(source: str | Path | Mapping[str, Any]) -> Growth:
+    def growth(source: Any) -> Growth:
         say(f"capturing {name or 'the model'} at {SAMPLES[0]} and {SAMPLES[1]} samples")
         one, two = (
-            analyze(source, batch=batch, seq_len=seq_len, dtype=dtype, name=name).graph
+            analyze(source, batch=batch, seq_len=seq_len, dtype=dtype, name=name, mode=mode).graph
             for batch in SAMPLES
         )
         return Growth(one, two)

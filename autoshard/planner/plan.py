@@ -108,6 +108,7 @@ class Plan(PlanDocument):
         Raises:
             RequestError: a change is wrong, or no model is at hand.
         """
+        self._must_train("what_if")
         from autoshard.planner.altered import what_if
 
         return what_if(
@@ -131,6 +132,7 @@ class Plan(PlanDocument):
         Raises:
             RequestError: a mesh or strategy that cannot be, or no model is at hand.
         """
+        self._must_train("why_not")
         from autoshard.planner.why_not import why_not
 
         return why_not(self, asked, progress=progress)
@@ -144,9 +146,17 @@ class Plan(PlanDocument):
         Raises:
             RequestError: no model is at hand, or a plan of the full space that was loaded.
         """
+        self._must_train("why")
         from autoshard.planner.why import why
 
         return why(self, progress=progress)
+
+    def _must_train(self, what: str) -> None:
+        if self.mode != "train":
+            raise RequestError(
+                f"{what} is of plans for training; this one is of mode {self.mode!r}. Plan again "
+                "with what would be different"
+            )
 
     def captured(
         self, model: nn.Module | str | None = None, example_inputs: object | None = None
@@ -172,8 +182,9 @@ class Plan(PlanDocument):
             batch=self.global_batch // self.schedule.microbatches
             if example_inputs is None
             else None,
-            seq_len=self.seq_len if example_inputs is None else None,
+            seq_len=(self.context or self.seq_len) if example_inputs is None else None,
             dtype=self.dtype,
+            mode=self.mode,
         )
         if found.graph.fingerprint != self.model.fingerprint:
             raise RequestError(
@@ -225,6 +236,7 @@ class Plan(PlanDocument):
             UnknownNameError: no such target.
             ExportUnsupported: the target cannot express the plan; names what would be lost.
         """
+        self._must_train("export")
         from autoshard.exports import export
 
         return export(self, target, lambda: self.program(model))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from autoshard.cluster import Cluster
 from autoshard.errors import InfeasibleError, InputError, RequestError, UnknownNameError
-from autoshard.graph import ModelGraph
+from autoshard.graph import Mode, ModelGraph
 from autoshard.plan import Alternative, MeshDocument, ModelDocument, Schedule, TensorDocument
 from autoshard.planner.capture import capture, source_of
 from autoshard.planner.document import boundaries, idle_devices, label, tensor_document
@@ -24,7 +24,8 @@ from autoshard.planner.request import (
     resolve_mesh,
 )
 from autoshard.planner.schedule import PIPELINE, Execution, schedule_of, without_pipeline
-from autoshard.search.memory import optimizer_of
+from autoshard.planner.serving import Purpose, find_batch
+from autoshard.search.memory import NONE, OPTIMIZERS, optimizer_of
 from autoshard.sharding.layout import Layout, State
 from autoshard.sharding.spec import ShardingSpec
 
@@ -64,7 +65,11 @@ def optimize(
     within: Sequence[str] | Mapping[str, str] | None = None,
     recompute: str | Sequence[str] | None = None,
     sampler: str = "bound",
-    kernels: str = "eager",
+    kernels: str | None = None,
+    mode: str = "train",
+    context: int | None = None,
+    objective: str = "latency",
+    max_latency_s: float | None = None,
     validate: Validate = "none",
     measure: int | None = None,
     captured: Captured | None = None,
@@ -101,7 +106,14 @@ def optimize(
         sampler: of the full space, ``bound``, with a proof, or ``tpe``, ``nsga``, ``gp``,
             ``random``; with ``measure``, of what is run: ``bound`` stands for the best by
             prediction, the others propose all but the first.
-        kernels: of the full space: ``eager``, ``autocast`` or ``fused``.
+        kernels: of the full space, and of inference: ``eager``, ``autocast`` or ``fused``; None:
+            eager, or for inference fused, launched as one graph.
+        mode: what a step is of: ``train``; or of inference ``prefill`` (whole prompts of
+            ``seq_len`` tokens) or ``decode`` (one token more for each sequence).
+        context: to decode: tokens that the new one attends to, itself included.
+        objective: of inference: ``latency``, the shortest step of ``global_batch`` sequences (one
+            if left out); or ``throughput``, the batch and the plan with most tokens a second.
+        max_latency_s: longest step, where throughput is sought.
         validate: ``dry-run`` or ``run`` to check the plan before it is returned.
         measure: so many plans are run on processes of this machine, and the fastest is returned;
             ``plan.real_runs`` has them all. Of the plain space.
@@ -118,8 +130,30 @@ def optimize(
     if validate not in ("none", "dry-run", "run"):
         raise RequestError(f"validate must be 'none', 'dry-run' or 'run', found {validate!r}")
     say = reporter(progress)
+    if mode != "train":
+        optimizer = _no_training(
+            optimizer,
+            space,
+            axes=axes,
+            within=within,
+            recompute=recompute,
+            sampler=None if sampler == "bound" else sampler,
+            measure=measure,
+        )
+    elif optimizer == NONE.name:
+        raise UnknownNameError("optimizer", optimizer, OPTIMIZERS)
     request = Request.read(
         cluster, devices, optimizer, strategy, mesh, memory_limit_bytes, trials, say
+    )
+    purpose = Purpose.read(
+        mode,
+        seq_len=seq_len,
+        context=context,
+        objective=objective,
+        max_latency_s=max_latency_s,
+        kernels=kernels,
+        global_batch=global_batch,
+        mesh=request.forced,
     )
     if space == "full":
         from autoshard.planner.whole import asked_of
@@ -143,7 +177,7 @@ def optimize(
             seq_len=seq_len,
             dtype=resolve_dtype(dtype),
             limit=memory_limit_bytes,
-            kernels=kernels,
+            kernels=purpose.kernels,
         )
         return _full(
             request,
@@ -158,11 +192,39 @@ def optimize(
             seed=seed,
             storage=storage,
         )
-    check_plain(
-        space, axes, within, recompute, "bound" if measure is not None else sampler, kernels
-    )
+    if mode == "train":
+        check_plain(
+            space,
+            axes,
+            within,
+            recompute,
+            "bound" if measure is not None else sampler,
+            purpose.kernels,
+        )
     check_sizes(measure=measure)
-    captured = captured or request.capture(model, example_inputs, global_batch, seq_len, dtype)
+    notes: list[str] = []
+    if purpose.objective == "throughput":
+        busiest = find_batch(
+            model,
+            purpose,
+            request.cluster,
+            dtype=resolve_dtype(dtype),
+            strategy=strategy,  # type: ignore[arg-type]  # checked by the request
+            mesh=request.forced,
+            memory_limit=memory_limit_bytes,
+            pins=lambda graph: resolve_pins(constraints, graph),
+            say=say,
+        )
+        global_batch = busiest.batch
+        notes.append(busiest.note)
+    captured = captured or request.capture(
+        model, example_inputs, global_batch, purpose.tokens, dtype, purpose.mode
+    )
+    if captured.graph.mode != mode:
+        raise RequestError(
+            f"the graph {captured.graph.name} is of mode {captured.graph.mode!r}, asked for was "
+            f"mode {mode!r}; choose that mode, or give the model itself"
+        )
     from autoshard.planner.measured import fastest_run
     from autoshard.search import Asked, alternatives, explained, search
 
@@ -200,11 +262,16 @@ def optimize(
             seed=seed,
             storage=storage,
             progress=told,
+            style=purpose.kernels,
         )
     except InfeasibleError as error:
         if not suggest:
             raise
         say("nothing fits; looking for changes that do")
+        if mode != "train":
+            raise InfeasibleError(
+                str(error).splitlines()[0].replace(", none)", ")"), binding=error.binding
+            ) from None
         found = explained(error, asked, regraph if example_inputs is None else None)
         if request.is_free and not constraints and example_inputs is None:
             from autoshard.planner.whole_nearest import with_full_space
@@ -232,6 +299,9 @@ def optimize(
             seq_len=seq_len,
             alternatives=alternatives(result.priced, configuration),
             lower_bound_s=result.lower_bound_s,
+            schedule=Schedule(style=purpose.kernels),
+            notes=notes,
+            purpose=purpose,
         ).attach(captured)
 
     if measure is None:
@@ -432,6 +502,29 @@ def price(
     ).attach(captured)
 
 
+def _no_training(optimizer: str, space: str, **others: object) -> str:
+    """The optimizer of inference: none.
+
+    Raises:
+        RequestError: something of training was asked for.
+    """
+    for name, given in (
+        (f"optimizer {optimizer!r}", optimizer not in ("adamw", NONE.name)),
+        (f"space {space!r}", space != "plain"),
+        *((name, value is not None and value != ()) for name, value in others.items()),
+    ):
+        if given:
+            raise RequestError(f"{name} is of training; leave it out, or choose mode 'train'")
+    return NONE.name
+
+
+def _context(graph: ModelGraph) -> int | None:
+    """To decode: the places of the longest cache."""
+    if graph.mode != "decode":
+        return None
+    return max(n.shape[-2] for n in graph.inputs.values() if n.is_cache)
+
+
 def check_plain(
     space: str, axes: object, within: object, recompute: object, sampler: str, kernels: str
 ) -> None:
@@ -590,6 +683,7 @@ class Request:
         global_batch: int | None,
         seq_len: int | None,
         dtype: str | None,
+        mode: Mode = "train",
     ) -> Captured:
         """The model, captured at the batch that was asked for."""
         check_sizes(global_batch=global_batch, seq_len=seq_len)
@@ -608,6 +702,7 @@ class Request:
             dtype=resolve_dtype(dtype),
             devices=self.cluster.devices,
             progress=self.say,
+            mode=mode,
         )
 
 
@@ -644,6 +739,7 @@ def _plan(
     lower_bound_s: float | None,
     schedule: Schedule | None = None,
     notes: Sequence[str] = (),
+    purpose: Purpose | None = None,
 ) -> Plan:
     program = solution.program
     schedule = schedule or Schedule()
@@ -680,8 +776,11 @@ def _plan(
         mesh=mesh,
         label=label(program, mesh),
         strategy=request.strategy,
+        mode=graph.mode,
+        objective="latency" if purpose is None else purpose.objective,
         global_batch=graph.batch * schedule.microbatches,
-        seq_len=seq_len,
+        seq_len=graph.inputs["input_ids"].shape[1] if graph.mode == "prefill" else seq_len,
+        context=_context(graph),
         dtype=_dtype(graph),
         optimizer=request.optimizer,
         seed=seed,

@@ -199,6 +199,7 @@ def _memory(plan: Figures, other: Figures) -> tuple[Part, ...]:
         "gradients": "gradients_bytes",
         "optimizer": "optimizer_bytes",
         "activations kept for backward": "activations_bytes",
+        "KV cache": "kv_cache_bytes",
         "gathered parameters": "gathered_bytes",
         "largest temporary": "temporary_bytes",
         "reserve": "reserve_bytes",

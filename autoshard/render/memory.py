@@ -9,6 +9,7 @@ NAMES = (
     ("gradients_bytes", "gradients"),
     ("optimizer_bytes", "optimizer"),
     ("activations_bytes", "activations"),
+    ("kv_cache_bytes", "KV cache"),
     ("gathered_bytes", "gathered parameters"),
     ("temporary_bytes", "temporaries"),
 )

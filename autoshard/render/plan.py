@@ -65,19 +65,24 @@ def _head(plan: PlanDocument) -> Section:
     batch = f"batch {plan.global_batch}"
     if plan.seq_len is not None:
         batch += f" x {plan.seq_len} tokens"
+    if plan.mode == "decode":
+        batch += f" x 1 token, {plan.context} with those before it"
+    what = f"mode {plan.mode}, for {plan.objective}, " if plan.mode != "train" else ""
     rows = [
         ("model", f"{model.name}, {count_text(model.parameter_count)} parameters"),
         ("cluster", cluster_text(plan)),
-        ("one step", f"{batch}, {plan.dtype}, {_optimizer_text(plan.optimizer)}"),
-        ("asked for", f"strategy {plan.strategy}, seed {plan.seed}"),
+        ("one step", f"{batch}, {plan.dtype}, {_optimizer_text(plan)}"),
+        ("asked for", f"{what}strategy {plan.strategy}, seed {plan.seed}"),
     ]
     if model.source and model.source != model.name:
         rows.insert(1, ("from", model.source))
     return Section(title=f"Plan: {plan.label}", columns=("", ""), rows=tuple(rows))
 
 
-def _optimizer_text(optimizer: str) -> str:
-    return "no optimizer" if optimizer == "none" else f"optimizer {optimizer}"
+def _optimizer_text(plan: PlanDocument) -> str:
+    if plan.mode != "train":
+        return f"{plan.schedule.style} kernels"
+    return f"optimizer {plan.optimizer}"
 
 
 def cluster_text(plan: PlanDocument) -> str:
@@ -155,7 +160,7 @@ def _step_time(plan: PlanDocument) -> Section:
     time = plan.step_time
     parts = [
         ("compute", time.compute_s),
-        ("optimizer", time.optimizer_s),
+        *([("optimizer", time.optimizer_s)] if plan.mode == "train" else []),
         ("communication not hidden", time.exposed_communication_s),
     ]
     rest = time.total_s - sum(s for _, s in parts)
@@ -172,10 +177,12 @@ def _step_time(plan: PlanDocument) -> Section:
         f"all communication {seconds_text(time.communication_s)}, {seconds_text(hidden)} of it "
         "hidden behind compute"
     ]
+    if plan.mode != "train":
+        notes = [f"all communication {seconds_text(time.communication_s)}, none of it hidden"]
     if time.total_s > 0:
         rate = f"{plan.global_batch / time.total_s:,.1f} samples/s"
-        if plan.seq_len is not None:
-            rate = f"{plan.global_batch * plan.seq_len / time.total_s:,.0f} tokens/s"
+        if plan.tokens is not None:
+            rate = f"{plan.tokens / time.total_s:,.0f} tokens/s"
         notes.append(f"{rate} on all devices together")
     if plan.lower_bound_s is not None:
         gap = time.total_s / plan.lower_bound_s - 1 if plan.lower_bound_s > 0 else 0.0

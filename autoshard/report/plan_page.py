@@ -160,7 +160,9 @@ def _request(plan: PlanDocument) -> str:
     batch = f"global batch {plan.global_batch:,}"
     if plan.seq_len is not None:
         batch += f" of {plan.seq_len:,} tokens"
-    optimizer = "no optimizer" if plan.optimizer == "none" else f"optimizer {plan.optimizer}"
+    optimizer = f"optimizer {plan.optimizer}" if plan.mode == "train" else f"mode {plan.mode}"
+    if plan.context is not None:
+        optimizer += f" with {plan.context:,} tokens"
     return (
         f"{count_text(plan.model.parameter_count)} parameters, {batch}, {plan.dtype}, {optimizer}; "
         f"cluster {cluster_text(plan)}"
@@ -200,8 +202,8 @@ def _headline(plan: PlanDocument) -> str:
 def _tokens(plan: PlanDocument) -> int:
     """Tokens of a step, where its input is tokens; else 0."""
     ids = plan.inputs.get("input_ids")
-    if plan.seq_len is not None:
-        return plan.global_batch * plan.seq_len
+    if plan.tokens is not None:
+        return plan.tokens
     return prod(ids.shape) if ids is not None else 0
 
 

@@ -32,7 +32,8 @@ class Job:
         dtype: what operators without floating operands give.
         operators: custom operators that the program calls.
         seed: of the random numbers that operators draw.
-        optimizer: whose state and update belong to the memory of a step; empty for none.
+        optimizer: whose state and update belong to the memory of a step; empty or ``none`` for
+            none.
         weights: values that are parameters or views of them.
         steps: how many steps are timed, after one to warm up and one whose memory is measured; 0
             for neither.
@@ -175,7 +176,7 @@ def measured(
 
     A step as people write it: gradients are dropped first, loss and outputs live until it is over.
     """
-    updates = Updates(optimizer, module.parameters()) if optimizer else None
+    updates = Updates(optimizer, module.parameters()) if optimizer not in ("", "none") else None
     module.zero_grad(set_to_none=True)
     one_step(module, inputs)
     if updates is not None:
@@ -188,7 +189,10 @@ def measured(
         module.zero_grad(set_to_none=True)
     counted = torch.cuda.max_memory_allocated() if is_cuda else None
     state = [] if updates is None else updates.state
-    tracker = StepTracker([*module.parameters(), *module.buffers()], inputs, state)
+    nodes = module.program.graph.inputs.values()
+    caches = [value for node, value in zip(nodes, inputs, strict=True) if node.is_cache]
+    others = [value for node, value in zip(nodes, inputs, strict=True) if not node.is_cache]
+    tracker = StepTracker([*module.parameters(), *module.buffers()], others, state, caches)
     comm, before = module.comm, module.comm.recorder
     comm.recorder = _Watch(tracker, weights)
     try:

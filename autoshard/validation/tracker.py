@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker, _State, _UpdateType, _WeakRefInfo
+from torch.nn import Module
 
 from autoshard.plan import Categories
 
@@ -29,10 +30,15 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         parameters: what is trained, and buffers.
         inputs: of the step; they count as activations.
         state: tensors of the optimizer.
+        caches: inputs that are the KV cache.
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], inputs: Iterable[Tensor], state: Iterable[Tensor]
+        self,
+        parameters: Iterable[Tensor],
+        inputs: Iterable[Tensor],
+        state: Iterable[Tensor],
+        caches: Iterable[Tensor] = (),
     ) -> None:
         super().__init__()
         self._log: list[tuple[_WeakRefInfo | None, int]] = []
@@ -43,6 +49,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
             ("parameters", self._parameters),
             ("activations", list(inputs)),
             ("optimizer", list(state)),
+            ("kv_cache", list(caches)),
         ):
             self.track_external(*tensors)
             for tensor in tensors:
@@ -100,6 +107,16 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
         winfo = self._found(value)
         return winfo is not None and self._kind.get(id(winfo)) == "gathered, perhaps"
 
+    def _track_module_params_and_buffers(
+        self, module: Module, install_grad_hooks: bool = True
+    ) -> tuple[int, int]:
+        # torch hooks every parameter, and refuses one that wants no gradient.
+        trained = all(p.requires_grad for p in module.parameters())
+        both: tuple[int, int] = super()._track_module_params_and_buffers(
+            module, install_grad_hooks and trained
+        )
+        return both
+
     # ---- what came of it ----
 
     def finish(self) -> None:
@@ -121,7 +138,7 @@ class StepTracker(MemTracker):  # type: ignore[no-untyped-call]
                 kind = self._kind.get(id(winfo), "temporary")
                 kind = "temporary" if kind == "gathered, perhaps" else kind
                 held[kind] = held.get(kind, 0) + num_bytes
-        kinds = ("parameters", "gradients", "optimizer", "activations", "gathered", "temporary")
+        kinds = [name.removesuffix("_bytes") for name in Categories.model_fields]
         return Categories(**{f"{kind}_bytes": held.get(kind, 0) for kind in kinds})
 
     @property

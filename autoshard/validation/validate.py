@@ -314,6 +314,7 @@ def compare(
     """Every device's parts beside the whole values."""
     graph, mesh = program.graph, program.sizes
     whole: Layout = (R,) * len(mesh)
+    caller = program.loss_edge.taken
     out = []
 
     def check(
@@ -327,10 +328,11 @@ def compare(
         off = deviation(found, forward_half(layout), value, mesh, floor)
         out.append(TensorCheck(kind=kind, name=name, deviation=off))
 
-    check("loss", graph.loss, {at: s.loss for at, s in parts.items()}, whole, right.loss)
+    check("loss", graph.loss, {at: s.loss for at, s in parts.items()}, caller, right.loss)
     for path, name in graph.outputs:
-        is_whole = name == graph.loss or graph.by_name[name].op == "constant"
-        layout = whole if is_whole else program.strategies[name].result
+        is_constant = graph.by_name[name].op == "constant"
+        layout = whole if is_constant else program.strategies[name].result
+        layout = caller if name == graph.loss else layout
         found = {at: s.outputs.get(path) for at, s in parts.items()}
         check("output", path, found, layout, right.outputs[path])
     largest = max((magnitude(g) for g in right.gradients.values()), default=0.0)

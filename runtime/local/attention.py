@@ -94,3 +94,15 @@ def _explicit(site: Site, p: float, scale: float | None, rows: Local | None) -> 
         return (drop(weights, shape, p, take) if p < 1 else weights * 0.0) @ v
 
     return run
+
+
+@local_for("autoshard.append")
+def append(site: Site) -> Local:
+    """The last places of this device's part of the cache take the new items, in place."""
+
+    def run(cache: Tensor, new: Tensor) -> Tensor:
+        count = min(cache.shape[-2], new.shape[-2])
+        cache[..., cache.shape[-2] - count :, :] = new[..., new.shape[-2] - count :, :]
+        return cache
+
+    return run

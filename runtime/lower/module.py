@@ -104,8 +104,10 @@ class LoweredModule(GraphModule):
         whole = (R,) * len(self.program.sizes)
         graph = self.program.graph
         return {
-            path: whole
-            if name == graph.loss or graph.by_name[name].op == "constant"
+            path: forward_half(self.program.loss_edge.taken)
+            if name == graph.loss
+            else whole
+            if graph.by_name[name].op == "constant"
             else forward_half(self.program.strategies[name].result)
             for path, name in graph.outputs
         }

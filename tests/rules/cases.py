@@ -418,6 +418,8 @@ NORMALIZATIONS = [
 
 QKV = "query key value"
 ATTENTION = [
+    case("autoshard.append", "cache new", (2, 3, 5, 4), (2, 3, 2, 4), kinds="Un"),
+    case("autoshard.append", "cache new", (2, 3, 5, 4), (2, 3, 7, 4), kinds="Un", note="longer"),
     case("aten.scaled_dot_product_attention.default", QKV, *((2, 3, 5, 4),) * 3),
     case(
         "aten.scaled_dot_product_attention.default",

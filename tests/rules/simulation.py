@@ -74,6 +74,7 @@ class Whole:
         kinds = case.kinds or ("n",) * len(leaves)
         for kind, leaf in zip(kinds, leaves, strict=True):
             leaf.requires_grad_(leaf.is_floating_point() and kind != "U")
+        wanted = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
         seed(self.seed)
         out = call_op(case.op, case.roles, case.attrs, leaves, result=case.result)
         self.result = out.detach()
@@ -81,7 +82,6 @@ class Whole:
         self.gradients = [None] * len(leaves)
         if out.requires_grad:
             self.cotangent = torch.randn(out.shape, generator=generator, dtype=out.dtype)
-            wanted = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
             found = torch.autograd.grad(
                 out,
                 [leaves[i] for i in wanted],

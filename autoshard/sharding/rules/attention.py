@@ -1,4 +1,4 @@
-"""Scaled dot product attention."""
+"""Scaled dot product attention, and the cache of keys or values that it reads."""
 
 from __future__ import annotations
 
@@ -52,4 +52,23 @@ def attention(call: OpCall) -> Rule | None:
         whole=whole,
         linear=(frozenset({2}),),
         anchors=frozenset(sizes) - whole,
+    )
+
+
+@rule_for("autoshard.append")
+def append(call: OpCall) -> Rule:
+    """``b h c d, b h n d -> b h c d``, written in place: the last n of c places take new items.
+
+    c and n whole: which items stand where hangs on all of them.
+    """
+    cache, new = call.shapes
+    names = letters(len(cache))
+    own: Dims = single(names)
+    sizes = dict(zip(names, cache, strict=True)) | {"n": new[-2]}
+    return Rule(
+        operands=(own, (*own[:-2], ("n",), own[-1])),
+        result=own,
+        sizes=sizes,
+        whole=frozenset({names[-2], "n"}),
+        mutates=frozenset({0}),
     )
