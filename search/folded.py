@@ -104,7 +104,8 @@ class Sums:
             a if a is b else a + share * (b - a)
             for a, b in zip(self.seconds, other.seconds, strict=True)
         )
-        return Sums(seconds, self.num_bytes, self.gathered, self.again)
+        again = {f: (1 - share) * a + share * other.again[f] for f, a in self.again.items()}
+        return Sums(seconds, self.num_bytes, self.gathered, again)
 
     def at(self, per_byte: float) -> list[Array]:
         """Seconds with every byte at a price."""

@@ -6,7 +6,9 @@ exactly. Memory enters by a multiplier, as in :mod:`autoshard.search.problem`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -18,6 +20,7 @@ from autoshard.search.critical import critical
 from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, Sums, Tied
 from autoshard.search.problem import LEANEST
+from autoshard.search.stalls import Stall, Stalls
 from autoshard.search.step import Step
 
 HALVINGS = 6
@@ -148,7 +151,36 @@ class Scheduled:
             found = Found(best.tied, best.step, max(found.bound, other.bound))
         if not found.fits:
             return found
-        return Found(found.tied, found.step, min(found.bound, found.step.step_time.total_s))
+        seconds = found.step.step_time.total_s
+        bound = found.bound
+        if bound < seconds * (1 - CLOSE) and found.step.late_s > seconds * CLOSE:
+            bound = max(bound, self._stalled(found.tied, bound))
+        return Found(found.tied, found.step, min(bound, seconds))
+
+    def _stalled(self, tied: Tied, known: float) -> float:
+        """The bound where backward stands still as it does with a choice.
+
+        With more and more of its stalls, the longest first: each has choices without it, whose
+        least is a bound of its own.
+        """
+        if self.schedule.overlapped or self.schedule.splits_backward:
+            return known  # what a window has beside it is elsewhere then
+        stalls = Stalls(self.folded, self.schedule)
+        base = self.sums(0.0, floor=True)
+        found = stalls.of(tied.choice)
+        taken: list[Stall] = []
+        best, others = known, inf
+        for stall in found:
+            if stall.tier != found[0].tier:
+                continue  # of two tiers it may be the same seconds
+            value, _ = self.folded.minimum(stalls.without(base, stall), self._price)
+            value -= self._price * self._room(0.0)
+            if value <= best:
+                continue
+            taken.append(stall)
+            others = min(others, value)
+            best = max(best, min(others, self._raised(partial(stalls.longer, base, taken))[0]))
+        return best
 
     def _solve(self) -> Found:
         best = self._within(0.0)
@@ -160,7 +192,13 @@ class Scheduled:
         return Found(best.tied, best.step, bound)
 
     def _highest(self) -> tuple[float, float, list[Tied]]:
-        """(the highest bound, at what share of late gradients, the choices on the way).
+        """(the highest bound, at what share of late gradients, the choices on the way)."""
+        return self._raised(partial(self.sums, floor=True), HALVINGS if self.has_late else 1)
+
+    def _raised(
+        self, sums: Callable[[float], Sums], rounds: int = HALVINGS
+    ) -> tuple[float, float, list[Tied]]:
+        """(the highest bound, at what share of what backward cannot hide, the choices on the way).
 
         At the price of memory that :meth:`_within` found. The bound is concave in the share; its
         slope at a choice is how much more its late gradients take than what hides them.
@@ -169,20 +207,19 @@ class Scheduled:
         low, high = 0.0, 1.0
         room = self._price * self._room(0.0)
         share = 0.0
-        for _ in range(HALVINGS if self.has_late else 1):
-            value, tied = self.folded.minimum(self.sums(share, floor=True), self._price)
+        for _ in range(rounds):
+            value, tied = self.folded.minimum(sums(share), self._price)
             if value - room > best:
                 best, at = value - room, share
             seen.append(tied)
             none, all_ = (
-                self.folded.measure(self.sums(e, floor=True), tied.choice, tied.again).seconds
-                for e in (0.0, 1.0)
+                self.folded.measure(sums(e), tied.choice, tied.again).seconds for e in (0.0, 1.0)
             )
             if all_ > none:
                 low = share
             else:
                 high = share
-            if high == 0.0:
+            if low == high:
                 break
             share = 1.0 if low == share == 0.0 else (low + high) / 2
         return best, at, seen
