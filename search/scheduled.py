@@ -165,6 +165,8 @@ class Scheduled:
         """
         if self.schedule.overlapped or self.schedule.splits_backward:
             return known  # what a window has beside it is elsewhere then
+        if not any(self.folded.is_block):
+            return known
         stalls = Stalls(self.folded, self.schedule)
         base = self.sums(0.0, floor=True)
         found = stalls.of(tied.choice)
