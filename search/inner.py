@@ -21,6 +21,7 @@ from autoshard.plan import CollectiveGroup, Memory, StepTime
 from autoshard.program import DEFAULT_BUCKET_BYTES, Program
 from autoshard.search.cost import CostModel, build_tables
 from autoshard.search.memory import optimizer_of
+from autoshard.search.preference import preference
 from autoshard.search.price import Priced, price
 from autoshard.search.problem import LEANEST, Answer, Assignment, Problem
 from autoshard.sharding.layout import Layout, R, Shape
@@ -354,8 +355,4 @@ def program_of_assignment(
 
 
 def _rank(found: tuple[Program, Priced]) -> tuple[bool, float]:
-    """What fits comes first, then the faster; of what does not fit, the smaller."""
-    memory, step = found[1].memory, found[1].step_time
-    if memory.fits:
-        return False, step.total_s
-    return True, float(memory.total_bytes)
+    return preference(found[1].step_time, found[1].memory)

@@ -19,6 +19,7 @@ from autoshard.search.chords import between
 from autoshard.search.critical import critical
 from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, Sums, Tied
+from autoshard.search.preference import preference
 from autoshard.search.problem import LEANEST
 from autoshard.search.stalls import Stall, Stalls
 from autoshard.search.step import Step
@@ -355,7 +356,4 @@ class Scheduled:
 
 
 def _rank(found: Found) -> tuple[bool, float]:
-    """What fits comes first, then the faster; of what does not fit, the smaller."""
-    if found.fits:
-        return False, found.step.step_time.total_s
-    return True, float(found.step.memory.total_bytes)
+    return preference(found.step.step_time, found.step.memory)

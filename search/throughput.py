@@ -25,6 +25,7 @@ from autoshard.graph import ModelGraph
 from autoshard.kernels import Style
 from autoshard.search.inner import Prepared, Solution, solve
 from autoshard.search.outer import Pins, Strategy, binding, configurations, pinned
+from autoshard.search.preference import preference
 
 GAP = 0.02
 """How much better a batch that was not solved may be, as a share, before the search goes on."""
@@ -202,6 +203,4 @@ class _Search:
 
 
 def _rank(found: Solution) -> tuple[bool, float]:
-    if found.fits:
-        return False, found.step_time.total_s
-    return True, float(found.memory.total_bytes)
+    return preference(found.step_time, found.memory)

@@ -31,6 +31,7 @@ from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, standing
 from autoshard.search.inner import Prepared
 from autoshard.search.memory import optimizer_of
+from autoshard.search.preference import preference
 from autoshard.search.scheduled import Found, Scheduled
 from autoshard.search.space import AXES, USES, Arrangement
 from autoshard.search.storing import Storing
@@ -100,10 +101,7 @@ class _Price:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What fits comes first, then the faster; of what does not fit, the smaller."""
-        if self.memory.fits:
-            return False, self.step_time.total_s
-        return True, float(self.memory.total_bytes)
+        return preference(self.step_time, self.memory)
 
 
 class Problems:
