@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autoshard.planner.checking import analyze, validate
     from autoshard.planner.fewest import smallest
     from autoshard.planner.foreign import from_export
-    from autoshard.planner.front import front
+    from autoshard.planner.fronts import front
     from autoshard.planner.plan import Plan
     from autoshard.planner.planning import estimate, optimize
 
@@ -22,7 +22,7 @@ _HOME = {
     "analyze": "autoshard.planner.checking",
     "estimate": "autoshard.planner.planning",
     "from_export": "autoshard.planner.foreign",
-    "front": "autoshard.planner.front",
+    "front": "autoshard.planner.fronts",
     "optimize": "autoshard.planner.planning",
     "smallest": "autoshard.planner.fewest",
     "validate": "autoshard.planner.checking",

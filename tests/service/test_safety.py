@@ -498,13 +498,26 @@ def test_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 # ---- logs -----------------------------------------------------------------------------------
 
 
+def logged(server: Server, request_id: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    """The log's line of a request; it is written once the answer is sent, so it is waited for."""
+    limit = time.monotonic() + timeout_s
+    while time.monotonic() < limit:
+        whole = server.log.read_text().rpartition("\n")[0]
+        for line in map(json.loads, whole.splitlines()):
+            if line.get("id") == request_id:
+                found: dict[str, Any] = line
+                return found
+        time.sleep(0.05)
+    raise AssertionError(f"no line of request {request_id} after {timeout_s} s")
+
+
 def test_log_has_ids_and_no_secrets(keyed: Keyed) -> None:
     plan = plan_of(keyed.server, keyed.ada, 32)
     share = plan["links"]["share"]
     asked = keyed.server.http.get(share)
+    line = logged(keyed.server, asked.headers["x-request-id"])
     text = keyed.server.log.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    line = next(x for x in lines if x.get("id") == asked.headers["x-request-id"])
     assert line["route"] == "/v1/plans/{plan_id}"
     assert line["status"] == 200
     assert line["ms"] >= 0

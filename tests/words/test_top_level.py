@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
+import pkgutil
 import subprocess
 import sys
 
@@ -32,6 +34,14 @@ def test_public_name_leads_to_its_module(name: str) -> None:
         pytest.skip(f"{_HOME[name]} has no {name} yet")
     assert found is getattr(sys.modules[_HOME[name]], name)
     assert getattr(found, "__doc__", None)
+
+
+@pytest.mark.parametrize("home", sorted({"autoshard", *_HOME.values()}))
+def test_no_submodule_hides_a_public_name(home: str) -> None:
+    # Importing ``package.name`` sets it on the package, in place of what a lazy name would find.
+    package = importlib.import_module(home)
+    modules = {found.name for found in pkgutil.iter_modules(getattr(package, "__path__", []))}
+    assert not modules & {name for name in _HOME if home in ("autoshard", _HOME[name])}
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
