@@ -31,6 +31,19 @@ class AutoshardError(Exception):
 
     exit_status = 1
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """As it is: constructors take other things than the message."""
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(
+    kind: type[AutoshardError], args: tuple[object, ...], state: dict[str, object]
+) -> AutoshardError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
 
 class RequestError(AutoshardError):
     """The request was wrong; nothing was done."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from autoshard.errors import RequestError
@@ -214,20 +215,29 @@ def _instance(runs: Sequence[Sequence[Node]], number: int) -> list[Node]:
 
 def _next(zeroth: str, first: str, second: str, number: int) -> str:
     """Name number ``number`` of a row that begins with these three."""
+    return "".join(
+        part if isinstance(part, str) else str(part[0] + (number - 1) * part[1])
+        for part in _row(zeroth, first, second)
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _row(zeroth: str, first: str, second: str) -> tuple[str | tuple[int, int], ...]:
+    """What stays in a row of names, and (number in the first, step) of what goes on."""
     if zeroth == first == second:
-        return first
+        return (first,)
     rows = [_DIGITS.split(text) for text in (zeroth, first, second)]
     if len({len(row) for row in rows}) == 1:
-        out = []
+        out: list[str | tuple[int, int]] = []
         for a, b, c in zip(*rows, strict=True):
             if a == b == c:
                 out.append(a)
             elif b.isdigit() and c.isdigit() and int(c) - int(b) == int(b) - int(a or 0):
-                out.append(str(int(b) + (number - 1) * (int(c) - int(b))))
+                out.append((int(b), int(c) - int(b)))
             else:
                 break
         else:
-            return "".join(out)
+            return tuple(out)
     raise RequestError(f"{zeroth!r}, {first!r}, {second!r}: what comes next is not clear")
 
 

@@ -1,7 +1,8 @@
 """How long the whole space takes: cold starts of the command, and growth with depth and devices.
 
-``python -m benchmarks.whole_space``: each case is a process of its own, so imports, captures and
-the peak memory count. Counts of what was searched do not depend on the machine.
+``python -m benchmarks.whole_space``: each case is a command of its own, so imports, captures and
+the peak memory (of the largest of its processes, the one that captures the model) count. Counts of
+what was searched do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def show(title: str, cases: tuple[Case, ...]) -> list[float]:
         depth = "" if case.blocks is None else f", {case.blocks} blocks"
         print(
             f"  {case.model}{depth} on {case.devices:,} {case.cluster}: {seconds:.1f} s, "
-            f"{peak:.2f} GiB at most so far; step {step:.3f} s, within {step / bound - 1:.2%} of "  # type: ignore[operator]
-            "the bound"
+            f"largest process so far {peak:.2f} GiB; step {step:.3f} s, within "
+            f"{step / bound - 1:.2%} of the bound"  # type: ignore[operator]
         )
         print(f"    {plan['label']}, {plan['schedule']}")
         print(f"    {plan['assumptions'][-1]}")  # type: ignore[index]

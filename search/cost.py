@@ -559,19 +559,13 @@ class _Builder:
         """Halves of the result (index -1) or of an operand over a strategy list."""
         key = (id(rows), index)
         if key not in self._columns:
-            pairs = np.array(
-                [self._half_numbers(s.result if index < 0 else s.operands[index]) for s in rows],
-                dtype=np.int64,
-            )
-            forward, forward_row = np.unique(pairs[:, 0], return_inverse=True)
-            gradient, gradient_row = np.unique(pairs[:, 1], return_inverse=True)
-            self._columns[key] = _Columns(
-                forward, gradient, forward_row.ravel(), gradient_row.ravel()
-            )
+            pairs = [self._half_numbers(s.result if index < 0 else s.operands[index]) for s in rows]
+            forward, forward_row = _numbered([there for there, _ in pairs])
+            gradient, gradient_row = _numbered([back for _, back in pairs])
+            self._columns[key] = _Columns(forward, gradient, forward_row, gradient_row)
         return self._columns[key]
 
     def _edges(self, jobs: list[tuple[Node, Node, int]]) -> list[EdgeTable]:
-        prices = PairPrices(self.halves)
         sides = [
             (
                 self._column(self.candidates[producer.name], -1),
@@ -579,6 +573,9 @@ class _Builder:
             )
             for producer, consumer, index in jobs
         ]
+        if not jobs:
+            return []
+        prices = PairPrices(self.halves)
         tickets: list[tuple[int, int | None]] = []
         for (producer, consumer, _), (given, taken) in zip(jobs, sides, strict=True):
             shape, size = producer.shape, producer.itemsize
@@ -587,8 +584,7 @@ class _Builder:
             if producer.differentiable and consumer.differentiable:
                 back = prices.want(shape, size, taken.gradient, given.gradient)
             tickets.append((there, back))
-        if jobs:
-            prices.price()
+        prices.price()
         return [
             self._edge(*job, *side, prices, *ticket)
             for job, side, ticket in zip(jobs, sides, tickets, strict=True)
@@ -680,3 +676,10 @@ class _Builder:
             dtype=np.float64,
         )[taken.forward_row]
         table.gathered = np.where(must, sizes[None, :], 0.0)
+
+
+def _numbered(values: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(the values, each once and in order; which of them each is): of few, faster than numpy's."""
+    found = sorted(set(values))
+    place = {value: i for i, value in enumerate(found)}
+    return np.array(found, np.int64), np.array([place[v] for v in values], np.int64)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +42,39 @@ MAX_ENTRIES = 200_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """Minimise variable 0 out of ``inputs`` (array, local variables of its axes)."""
+class _Alignment:
+    """How an array gets its axes in the order of the local variables, 1 where it has none.
 
-    inputs: tuple[tuple[int, tuple[int, ...]], ...]
+    Attributes:
+        order: of its axes; None: as they are.
+        index: adds the others; None: it has all.
+    """
+
+    order: tuple[int, ...] | None
+    index: tuple[slice | None, ...] | None
+
+    @classmethod
+    def of(cls, local: tuple[int, ...], count: int) -> _Alignment:
+        """Of an array whose axes are the variables ``local``, beside ``count`` in all."""
+        order = tuple(sorted(range(len(local)), key=local.__getitem__))
+        index = tuple(slice(None) if v in local else None for v in range(count))
+        return cls(
+            None if order == tuple(range(len(local))) else order,
+            None if len(local) == count else index,
+        )
+
+    def __call__(self, array: Array) -> Array:
+        """A view of it."""
+        if self.order is not None:
+            array = array.transpose(self.order)
+        return array if self.index is None else array[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Minimise variable 0 out of ``inputs`` (array, how its axes become the local variables)."""
+
+    inputs: tuple[tuple[int, _Alignment], ...]
     sizes: tuple[int, ...]
     output: int
 
@@ -220,7 +250,8 @@ class Elimination:
             self.largest = max(self.largest, entries)
             self.work += entries
             found = self._step_of[key] = len(self._steps)
-            self._steps.append(_Step(inputs, shape, self._next))
+            aligned = tuple((array, _Alignment.of(vs, len(shape))) for array, vs in inputs)
+            self._steps.append(_Step(aligned, shape, self._next))
             self._next += 1
         return found
 
@@ -228,12 +259,7 @@ class Elimination:
 
     def solve(self, arrays: Sequence[Array]) -> tuple[float, NDArray[np.int64]]:
         """(least sum, the choice of each variable); the first of equal choices."""
-        values: list[Array] = [*arrays, *[_NOTHING] * (self._next - self.arrays)]
-        views: list[list[Array]] = []
-        for step in self._steps:
-            aligned = [_align(values[a], local, len(step.sizes)) for a, local in step.inputs]
-            values[step.output] = _minimise(aligned, step.sizes)
-            views.append(aligned)
+        total, views = self._forward(arrays)
         choice = np.zeros(len(self.sizes), dtype=np.int64)
         chosen = choice.tolist()
         memo: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -243,8 +269,21 @@ class Elimination:
                 memo[key] = _first_minimum(views[e.step], key[1], self._steps[e.step].sizes[0])
             chosen[e.variable] = memo[key]
         choice[:] = chosen
-        total = float(sum(float(values[a]) for _, a in self._constants))
         return total, choice
+
+    def least(self, arrays: Sequence[Array]) -> float:
+        """The least sum alone."""
+        return self._forward(arrays)[0]
+
+    def _forward(self, arrays: Sequence[Array]) -> tuple[float, list[list[Array]]]:
+        """(least sum, the arrays of every step)."""
+        values: list[Array] = [*arrays, *[_NOTHING] * (self._next - self.arrays)]
+        views: list[list[Array]] = []
+        for step in self._steps:
+            aligned = [align(values[a]) for a, align in step.inputs]
+            values[step.output] = _minimise(aligned, step.sizes)
+            views.append(aligned)
+        return float(sum(float(values[a]) for _, a in self._constants)), views
 
 
 _NOTHING: Array = np.zeros(())
@@ -263,23 +302,13 @@ def _localise(
     return tuple(out), tuple(local)
 
 
-def _align(array: Array, local: tuple[int, ...], count: int) -> Array:
-    """The array with its axes in order 0, 1, ... of the local variables, 1 where it has none."""
-    order = sorted(range(len(local)), key=local.__getitem__)
-    if order != list(range(len(local))):
-        array = array.transpose(order)
-    index: list[slice | None] = [None] * count
-    for axis in local:
-        index[axis] = slice(None)
-    return array[tuple(index)]
-
-
 def _minimise(inputs: list[Array], sizes: tuple[int, ...]) -> Array:
     """Minimum over axis 0 of the broadcast sum."""
     entries = 1
     for size in sizes:
         entries *= size
-    inputs = sorted(inputs, key=lambda a: a.size)
+    if len(inputs) > 1:
+        inputs = sorted(inputs, key=_size)
     if entries <= LOOP_ENTRIES:
         total = inputs[0]
         for array in inputs[1:]:
@@ -305,6 +334,9 @@ def _minimise(inputs: list[Array], sizes: tuple[int, ...]) -> Array:
             np.add(buffer, part, out=buffer)
         np.minimum(best, buffer, out=best)
     return best
+
+
+_size = attrgetter("size")
 
 
 def _first_minimum(inputs: list[Array], at: tuple[int, ...], size: int) -> int:

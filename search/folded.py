@@ -552,7 +552,7 @@ class Folded:
                 weights = Weights(
                     forward=one, backward=one, update=none, late=none, stored=none, kept=none
                 )
-                found.append(self.elimination.solve(self.sums(schedule, weights).seconds)[0])
+                found.append(self.elimination.least(self.sums(schedule, weights).seconds))
             self._least[recompute] = tuple(found)
         return self._least[recompute]
 
@@ -570,7 +570,7 @@ class Folded:
                     forward=none, backward=none, update=none, late=none, stored=none, kept=one
                 )
                 sums = self.sums(Schedule(recompute=recompute), weights)
-                found.append(self.elimination.solve(sums.num_bytes)[0])
+                found.append(self.elimination.least(sums.num_bytes))
             self._lean[recompute] = tuple(found)
         return self._lean[recompute]
 

@@ -343,34 +343,39 @@ class PairPrices:
 
     def __init__(self, halves: Halves) -> None:
         self.halves = halves
+        every = np.arange(len(halves.layouts))
+        self._codes = halves.codes(every, every)
         self._sizes: dict[int, int] = {}
-        self._wanted: list[tuple[Ints, Ints]] = []
+        self._wanted: list[Ints] = []
 
     def want(self, shape: Shape, itemsize: int, sources: Ints, targets: Ints) -> int:
         """Ask for a table; gives its ticket."""
         number = self._sizes.setdefault(_num_bytes(shape, itemsize), len(self._sizes))
-        code = self.halves.codes(sources, targets)
-        keys, rows = np.unique(code * MAX_SIZES + number, return_inverse=True)
-        self._wanted.append((keys, rows.reshape(code.shape)))
+        self._wanted.append(self._codes[sources[:, None], targets] * MAX_SIZES + number)
         return len(self._wanted) - 1
 
     def price(self) -> None:
         """Find everything that was asked for."""
-        self._keys: Ints = np.unique(np.concatenate([keys for keys, _ in self._wanted]))
-        sizes = np.array(list(self._sizes), dtype=np.int64)[self._keys % MAX_SIZES]
-        code, variant = np.divmod(self._keys // MAX_SIZES, self.halves.variants)
-        self._seconds = np.zeros(len(self._keys))
+        keys, rows = np.unique(
+            np.concatenate([table.ravel() for table in self._wanted]), return_inverse=True
+        )
+        sizes = np.array(list(self._sizes), dtype=np.int64)[keys % MAX_SIZES]
+        code, variant = np.divmod(keys // MAX_SIZES, self.halves.variants)
+        seconds = np.zeros(len(keys))
         starts = [*np.flatnonzero(np.diff(code, prepend=-1)).tolist(), len(code)]
         for start, stop in pairwise(starts):
             part = slice(start, stop)
             found = self.halves.prices(int(code[start]), variant[part], sizes[part])
-            self._seconds[part] = found
+            seconds[part] = found
+        ends = np.cumsum([table.size for table in self._wanted])[:-1]
+        self._tables = [
+            part.reshape(table.shape)
+            for part, table in zip(np.split(seconds[rows.ravel()], ends), self._wanted, strict=True)
+        ]
 
     def table(self, ticket: int) -> Floats:
         """Seconds from each source (rows) to each target (columns)."""
-        keys, rows = self._wanted[ticket]
-        found: Floats = self._seconds[np.searchsorted(self._keys, keys)][rows]
-        return found
+        return self._tables[ticket]
 
 
 MAX_SIZES = 1 << 14

@@ -1,11 +1,12 @@
 """The search of the whole space, with a certificate.
 
 Every arrangement (:mod:`autoshard.search.space`) gets a bound in steps, each taken only where the
-one before does not rule it out: work and bytes divided by the devices; messages of parameters that
-do not fit whole; what the axes cost that share a sample, at the largest microbatch and at its own;
-the least sum of its tables, within the memory; the exact price of its best strategies. The lowest
-bound is always looked at next, as a trial of an Optuna study; when it is above the best price, that
-price is the optimum of the space, up to the gap between bounds and prices of what was solved: the
+one before does not rule it out: work and bytes divided by the devices; what the axes cost that
+share a sample, at the largest microbatch and at its own, with the messages of parameters that do
+not fit whole; the least sum of its tables, within the memory; the exact price of its best
+strategies. The lowest bounds are always looked at next, some side by side, and what is solved is a
+trial of an Optuna study; when they are above the best price, that price is the optimum of the
+space, up to the gap between bounds and prices of what was solved: the
 certificate.
 """
 
@@ -41,6 +42,18 @@ if TYPE_CHECKING:
 
 Graphs = Callable[[int], ModelGraph]
 """The model's graph, of a few blocks, at a number of samples."""
+
+Mesh = tuple[int, tuple[int, ...]]
+"""Samples of a microbatch, and sizes of the axes: what tables depend on."""
+
+LEVELS = ("by_share", "by_axes", "bound")
+"""Bounds of an arrangement beyond the first, each closer and dearer than the one before."""
+
+AHEAD = 128
+"""Bounds that are asked for at once, whoever looks; tables for them are built side by side."""
+
+DEAR = 4
+"""How many of these may be of the last level: where they are the last ones, they were in vain."""
 
 TRIALS = 100
 """Trials of a sampler that does not know when it has found the optimum."""
@@ -129,11 +142,20 @@ class Problems:
         self.optimizer, self.style = optimizer, style
         self.limit = cluster.device.memory_bytes if limit is None else limit
         self._prepared: dict[int, Prepared] = {}
-        self._folded: dict[tuple[int, tuple[int, ...]], Folded] = {}
+        self._folded: dict[Mesh, Folded] = {}
         self._scheduled: dict[Arrangement, Scheduled] = {}
         self._found: dict[Arrangement, Found] = {}
         self._least: Least | None = None
         self.bounded = self.solved = 0
+
+    @property
+    def asked(self) -> tuple[Graphs, int, Cluster, str, int, Style]:
+        """What it was made of."""
+        return self.graphs, self.blocks, self.cluster, self.optimizer, self.limit, self.style
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Without tables: they are built where they are needed."""
+        return type(self), self.asked
 
     @property
     def built(self) -> int:
@@ -142,12 +164,13 @@ class Problems:
 
     def under(self, limit: int) -> Problems:
         """The same problems under another limit; tables are shared."""
-        other = Problems(self.graphs, self.blocks, self.cluster, self.optimizer, limit, self.style)
+        graphs, blocks, cluster, optimizer, _, style = self.asked
+        other = Problems(graphs, blocks, cluster, optimizer, limit, style)
         other._prepared, other._folded = self._prepared, self._folded
         return other
 
     def prepare(self, space: Sequence[Arrangement]) -> None:
-        """Make ready for :meth:`least`."""
+        """Make ready for bounds."""
         largest = max(a.batch for a in space)
         self._least = Least(self.graphs(largest), self.cluster, self.style)
         self._stands_for = standing(self._least.is_block, self.blocks)
@@ -174,13 +197,6 @@ class Problems:
         )
         return SURE * self.limit - self.cluster.reserve_bytes - stored
 
-    def by_storing(self, a: Arrangement) -> float:
-        """The second bound: work, and messages where parameters do not fit whole."""
-        assert self._least is not None
-        schedule = a.schedule(self.style)
-        stored = self._stored(a, self._room(a))
-        return self._least.step_seconds(schedule, self._stands_for, a.batch, a.devices, stored)
-
     def _stored(self, a: Arrangement, room: float) -> float:
         """Seconds of the first stage's messages of one microbatch that the memory asks for."""
         schedule = a.schedule(self.style)
@@ -191,28 +207,44 @@ class Problems:
         return SURE * self.limit - self._room(a)
 
     def by_share(self, a: Arrangement) -> float:
-        """The third bound: the axis ``model`` alone, a share of what the most samples take.
+        """The second bound: the axis ``model`` alone, a share of what the most samples take.
 
         n samples take no less than the share n / m of what m take, nor do the tokens of one device
         along ``context`` take less than their share.
         """
-        most = self._alone(replace(a, context=1, micro_batch=self._most))
+        most = self.folded(self._most_samples(a))
         return self._bound_alone(a, most, -(-self._most // a.micro_batch) * a.context)
 
     def by_axes(self, a: Arrangement) -> float:
-        """The fourth bound: the axes that share a sample alone, with the samples of one device.
+        """The third bound: the axes that share a sample alone, with the samples of one device.
 
         Devices along ``data`` compute what one does with its samples; storing parameters in parts
         there saves no computing but the optimizer's, which is left out, and costs messages: the
         least that the memory asks for.
         """
-        alone = self._alone(a)
+        alone = self.folded(self._alone(a))
         return self._bound_alone(a, alone, 1, alone.least_kept(a.recompute))
 
-    def _alone(self, a: Arrangement) -> Folded:
-        """The tables of the axes that share a sample."""
+    def _alone(self, a: Arrangement) -> Arrangement:
+        """The axes that share a sample."""
         stages = self.cluster.devices // (a.expert * a.context * a.model)
-        return self.folded(replace(a, pipeline=stages, replica=1, data=1))
+        return replace(a, pipeline=stages, replica=1, data=1)
+
+    def _most_samples(self, a: Arrangement) -> Arrangement:
+        return self._alone(replace(a, context=1, micro_batch=self._most))
+
+    def mesh_of(self, question: str, a: Arrangement) -> Mesh:
+        """Whose tables an answer needs: of a bound by name, or of ``solve``."""
+        match question:
+            case "by_share":
+                return _mesh(self._most_samples(a))
+            case "by_axes":
+                return _mesh(self._alone(a))
+        return _mesh(a)
+
+    def raised(self, asked: Sequence[tuple[str, Arrangement]]) -> list[float]:
+        """Bounds by their names (see :data:`LEVELS`)."""
+        return [getattr(self, level)(a) for level, a in asked]
 
     def _bound_alone(
         self, a: Arrangement, alone: Folded, shares: int, kept: Sequence[float] | None = None
@@ -226,7 +258,7 @@ class Problems:
 
     def folded(self, a: Arrangement) -> Folded:
         """The tables of an arrangement's mesh and microbatch."""
-        key = a.batch, (a.pipeline, *a.sizes)
+        key = _mesh(a)
         if key not in self._folded:
             if a.batch not in self._prepared:
                 self._prepared[a.batch] = Prepared(self.graphs(a.batch))
@@ -289,12 +321,6 @@ class BestFirst:
             (bound, i, 0) for i, a in enumerate(space) if (bound := problems.least(a)) < inf
         ]
         heapq.heapify(self._heap)
-        self._levels = (
-            problems.by_storing,
-            problems.by_share,
-            problems.by_axes,
-            problems.bound,
-        )
         self.best = inf
         self._gone: list[tuple[float, int, int]] = []
 
@@ -306,19 +332,30 @@ class BestFirst:
     def next(self, taken: Sequence[Mapping[str, Any]]) -> dict[str, int | str] | None:
         """Parameters of the arrangement to solve next; None where none can be the best."""
         gone = {self.of.get(_key(params), -1) for params in taken}
-        while self._heap and self._heap[0][0] <= self.best:
-            value, i, level = heapq.heappop(self._heap)
-            if i in gone:
-                self._gone.append((value, i, level))
-                continue
-            if level == len(self._levels):
-                # It stays in line until it is taken: whoever asks may not use the answer.
-                heapq.heappush(self._heap, (value, i, level))
-                return self.space[i].params
-            raised = max(value, self._levels[level](self.space[i]))
-            if raised < inf:
-                heapq.heappush(self._heap, (raised, i, level + 1))
-        return None
+        while True:
+            lowest: list[tuple[float, int, int]] = []
+            dear = 0
+            while self._heap and self._heap[0][0] <= self.best and len(lowest) < AHEAD:
+                dear += self._heap[0][2] == len(LEVELS) - 1
+                if dear > DEAR:
+                    break
+                value, i, level = heapq.heappop(self._heap)
+                if i in gone:
+                    self._gone.append((value, i, level))
+                elif level < len(LEVELS):
+                    lowest.append((value, i, level))
+                else:
+                    # It stays in line until it is taken: whoever asks may not use the answer.
+                    heapq.heappush(self._heap, (value, i, level))
+                    if not lowest:
+                        return self.space[i].params
+                    break
+            if not lowest:
+                return None
+            asked = [(LEVELS[level], self.space[i]) for _, i, level in lowest]
+            for (value, i, level), bound in zip(lowest, self.problems.raised(asked), strict=True):
+                if bound < inf:
+                    heapq.heappush(self._heap, (max(value, bound), i, level + 1))
 
     def restore(self) -> None:
         """Put back what was left out because somebody had taken it."""
@@ -330,6 +367,10 @@ class BestFirst:
         """Take note of a price."""
         if price.memory.fits:
             self.best = min(self.best, price.step_time.total_s)
+
+
+def _mesh(a: Arrangement) -> Mesh:
+    return a.batch, (a.pipeline, *a.sizes)
 
 
 def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

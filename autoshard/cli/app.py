@@ -391,7 +391,11 @@ def plan(
         }
     )
     asked |= {"optimizer": optimizer.value, "strategy": strategy.value, "seed": seed}
-    with output.progress(f"planning {model}") as progress, planner(server) as optimize:
+    with (
+        _crew(space, explain) as workers,
+        output.progress(f"planning {model}") as progress,
+        planner(server) as optimize,
+    ):
         answer = None
         if what_if:
             answer = facade().what_if(model, what_if, **asked, progress=progress)
@@ -400,7 +404,7 @@ def plan(
         elif smallest or step_time is not None:
             found = facade().smallest(model, **asked, progress=progress)
         else:
-            found = optimize(model, **asked, progress=progress)
+            found = optimize(model, **asked, **workers, progress=progress)
         if why_not is not None:
             answer = found.why_not(why_not, progress=progress)
         elif explain:
@@ -669,6 +673,21 @@ def _check_questions(present: dict[str, bool]) -> None:
     for one, other, why in EXCLUDED:
         if present[one] and present[other]:
             raise RequestError(f"{one} and {other} do not go together: {why}; leave out either")
+
+
+@contextmanager
+def _crew(space: Space, explain: bool) -> Iterator[dict[str, Any]]:
+    """Processes that search the full space, begun before anything else is loaded.
+
+    An explanation takes up tables that only this process has when it searches alone.
+    """
+    if space is not Space.full or explain:
+        yield {}
+        return
+    crew = importlib.import_module("autoshard.planner.crew")
+    workers = importlib.import_module("autoshard.workers")
+    with crew.Crew(workers.cores()) as helpers:
+        yield {"workers": helpers}
 
 
 def _show_plan(output: Output, found: Any, out: Path | None) -> None:

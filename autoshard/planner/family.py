@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -67,8 +67,11 @@ def family_of(
     dtype: str | None,
     say: Callable[[str], None],
     mode: Mode = "train",
+    each: Callable[[Callable[[int], ModelGraph], Sequence[int]], Iterable[ModelGraph]] = map,
 ) -> Family:
     """The family of a model that can be captured at any batch.
+
+    ``each`` is how the captures at several batches are made: one after another, or side by side.
 
     Inference makes its inputs itself, so there a module can be, too.
 
@@ -99,10 +102,12 @@ def family_of(
 
     def growth(source: Any) -> Growth:
         say(f"capturing {name or 'the model'} at {SAMPLES[0]} and {SAMPLES[1]} samples")
-        one, two = (
-            analyze(source, batch=batch, seq_len=seq_len, dtype=dtype, name=name, mode=mode).graph
-            for batch in SAMPLES
-        )
+
+        def at(batch: int) -> ModelGraph:
+            found = analyze(source, batch=batch, seq_len=seq_len, dtype=dtype, name=name, mode=mode)
+            return found.graph
+
+        one, two = each(at, SAMPLES)
         return Growth(one, two)
 
     short = shortened(document, FEW) if document is not None else None

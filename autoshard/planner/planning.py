@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from autoshard.analyzer import Captured
     from autoshard.candidates import AxisUse
+    from autoshard.planner.crew import Crew
     from autoshard.planner.whole_nearest import WholeAsked
     from autoshard.search import Configuration, Solution, Solved, Standing
 
@@ -74,6 +75,7 @@ def optimize(
     measure: int | None = None,
     captured: Captured | None = None,
     suggest: bool = True,
+    workers: int | Crew = 1,
     progress: bool | Callable[[str], None] | None = True,
     watch: Callable[[Standing], None] | None = None,
 ) -> Plan:
@@ -119,6 +121,8 @@ def optimize(
             ``plan.real_runs`` has them all. Of the plain space.
         captured: the model at this very batch, length and dtype, where it was captured before.
         suggest: whether to look, where nothing fits, for the nearest changes that do.
+        workers: how many processes search the full space (with more than one, another captures the
+            model), or a :class:`~autoshard.planner.crew.Crew`. The plan does not depend on it.
         progress: True: lines on stderr where it is a terminal; or called with each line.
         watch: told after each configuration how far the search is, and the fastest so far.
 
@@ -129,6 +133,8 @@ def optimize(
     """
     if validate not in ("none", "dry-run", "run"):
         raise RequestError(f"validate must be 'none', 'dry-run' or 'run', found {validate!r}")
+    if isinstance(workers, int) and workers < 1:
+        raise RequestError(f"workers must be 1 or more, found {workers}")
     say = reporter(progress)
     if mode != "train":
         optimizer = _no_training(
@@ -165,33 +171,38 @@ def optimize(
             raise RequestError(
                 "a plan of the full space cannot be run yet; leave validate and measure out"
             )
-        whole = asked_of(
-            request,
-            model,
-            example_inputs=example_inputs,
-            constraints=constraints,
-            axes=axes,
-            within=within,
-            recompute=recompute,
-            global_batch=global_batch,
-            seq_len=seq_len,
-            dtype=resolve_dtype(dtype),
-            limit=memory_limit_bytes,
-            kernels=purpose.kernels,
-        )
-        return _full(
-            request,
-            whole,
-            model,
-            suggest=suggest,
-            global_batch=global_batch,
-            seq_len=seq_len,
-            dtype=dtype,
-            sampler=sampler,
-            trials=trials,
-            seed=seed,
-            storage=storage,
-        )
+        from autoshard.planner.crew import crew_of
+
+        with crew_of(workers) as crew:
+            whole = asked_of(
+                request,
+                model,
+                example_inputs=example_inputs,
+                constraints=constraints,
+                axes=axes,
+                within=within,
+                recompute=recompute,
+                global_batch=global_batch,
+                seq_len=seq_len,
+                dtype=resolve_dtype(dtype),
+                limit=memory_limit_bytes,
+                kernels=purpose.kernels,
+                crew=crew,
+            )
+            return _full(
+                request,
+                whole,
+                model,
+                suggest=suggest,
+                global_batch=global_batch,
+                seq_len=seq_len,
+                dtype=dtype,
+                sampler=sampler,
+                trials=trials,
+                seed=seed,
+                storage=storage,
+                crew=crew,
+            )
     if mode == "train":
         check_plain(
             space,
@@ -562,6 +573,7 @@ def _full(
     trials: int | None,
     seed: int,
     storage: str | None,
+    crew: Crew | None,
 ) -> Plan:
     """The plan of the whole space; see :func:`optimize`."""
     from autoshard.planner.whole import search_space
@@ -581,6 +593,7 @@ def _full(
         seed=seed,
         storage=storage,
         say=request.say,
+        workers=None if crew is None else crew.searching,
     )
     return _plan(
         found.solution,

@@ -18,11 +18,14 @@ from autoshard.planner.whole_nearest import WholeAsked, explained_whole
 from autoshard.program import Program
 from autoshard.search import Solution
 from autoshard.search.demands import SIZES, Demands
+from autoshard.search.divided import Divided
 from autoshard.search.space import AXES, Arrangement, Range
 from autoshard.search.step import segments
 from autoshard.search.whole import Problems, Result, search_whole
+from autoshard.workers import Workers
 
 if TYPE_CHECKING:
+    from autoshard.planner.crew import Crew
     from autoshard.planner.planning import Request
 
 SPACES = ("plain", "full")
@@ -121,6 +124,7 @@ def asked_of(
     dtype: str | None,
     limit: int | None,
     kernels: str,
+    crew: Crew | None = None,
 ) -> WholeAsked:
     """What is asked of the whole space, the model captured; arguments as of ``optimize``.
 
@@ -146,7 +150,9 @@ def asked_of(
         recompute=(recompute,) if isinstance(recompute, str) else tuple(recompute or ()),
     )
     return WholeAsked(
-        family=family_of(model, seq_len=seq_len, dtype=dtype, say=request.say),
+        family=(crew.family if crew else family_of)(
+            model, seq_len=seq_len, dtype=dtype, say=request.say
+        ),
         cluster=request.cluster,
         global_batch=global_batch or request.cluster.devices,
         optimizer=request.optimizer,
@@ -167,6 +173,7 @@ def search_space(
     seed: int,
     storage: str | None,
     say: Callable[[str], None],
+    workers: Workers | None = None,
 ) -> Whole:
     """The fastest arrangement of what is asked for.
 
@@ -180,6 +187,7 @@ def search_space(
         seed: see there.
         storage: see there.
         say: told of each step.
+        workers: who looks; None: this process.
 
     Raises:
         InfeasibleError: nothing fits; names what binds and what would fit.
@@ -193,7 +201,7 @@ def search_space(
 
     result = search_whole(
         space,
-        problems,
+        problems if workers is None else Divided(problems, workers),
         sampler=sampler,
         trials=trials,
         seed=seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import prod
 
 from rich.console import RenderableType
@@ -424,15 +425,19 @@ def _exact(tensor: TensorDocument, mesh: MeshDocument) -> list[str]:
         else:
             layout.append(Cut(dim, int(found[2]), int(found[3])))
     try:
-        spec = ShardingSpec.from_layout(
-            DeviceMesh.of(**dict(zip(names, sizes, strict=True))), tuple(layout), tensor.shape
-        )
+        spec = ShardingSpec.from_layout(_mesh(names, sizes), tuple(layout), tensor.shape)
     except SpecError:
         return []
     return [
         f"{axis} cuts each of {cut.outer} pieces" if cut.outer > 1 else f"{axis} cuts {cut.n} units"
         for axis, cut in spec.cuts
     ]
+
+
+@lru_cache(maxsize=8)
+def _mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> DeviceMesh:
+    """Made once for all tensors: it lists every device."""
+    return DeviceMesh.of(**dict(zip(names, sizes, strict=True)))
 
 
 def _alternatives(plan: PlanDocument) -> Section:

@@ -19,11 +19,13 @@ from autoshard.plan import Schedule
 from autoshard.planner.family import Family, family_of
 from autoshard.search import solve
 from autoshard.search.bounds import Least, divides, step_of_parts, ways
+from autoshard.search.divided import Divided
 from autoshard.search.inner import Prepared
 from autoshard.search.sampler import SAMPLERS, BoundSampler
 from autoshard.search.scheduled import Scheduled
 from autoshard.search.space import Arrangement, Range, arrangements
 from autoshard.search.whole import BestFirst, Problems, Result, search_whole
+from autoshard.workers import Workers
 from tests.search.model_graphs import llama, mlp
 from tests.search.referee import tied_optimum
 
@@ -104,7 +106,7 @@ def space(
 
 
 def bounds(problems: Problems, a: Arrangement) -> list[float]:
-    found = (problems.least, problems.by_storing, problems.by_share, problems.by_axes)
+    found = (problems.least, problems.by_share, problems.by_axes)
     return [bound(a) for bound in (*found, problems.bound)]
 
 
@@ -458,3 +460,19 @@ def test_a_sampler_asked_beyond_the_end_says_so() -> None:
     choices = {"pipeline": optuna.distributions.CategoricalDistribution((1, 2))}
     with pytest.raises(RuntimeError, match="no point is left"):
         study.ask(choices)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("model", "graphs"), [("llama", small_llama), ("experts", experts)])
+def test_workers_find_what_one_process_finds(
+    model: str, graphs: Callable[[int], ModelGraph]
+) -> None:
+    found = reserved("h100", 8)
+    points = space(model, found, 8)
+    alone = search_whole(points, problems(model, found))
+    with Workers(2, "autoshard.search.whole") as workers:
+        asked = Problems(graphs, MODELS[model][1], found)
+        together = search_whole(points, Divided(asked, workers))
+    assert together.certificate == alone.certificate
+    assert together.arrangement == alone.arrangement
+    assert together.found.step == alone.found.step
+    assert together.alternatives == alone.alternatives

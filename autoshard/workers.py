@@ -1,0 +1,219 @@
+"""Other processes that answer questions: bounds and solutions of a search, a model's graphs.
+
+What is found does not depend on who finds it: whoever asks takes the answers in the order of the
+questions. Processes are started by name (nothing of the caller's runs in them), import what they
+are asked for, and end when their pipe does.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, Self
+
+from autoshard.errors import AutoshardError
+
+ANSWER_S = 600.0
+"""Longest wait for an answer; the widest models take a thousandth of that."""
+
+_CODE = (
+    "import sys; sys.path[:] = {path!r}; from autoshard.workers import main; main({fd}, {module!r})"
+)
+
+GARBAGE = 50_000
+"""See ``autoshard.cli``: what a worker makes stays."""
+
+MOST = 4
+"""More workers than that wait for one another."""
+
+
+def cores() -> int:
+    """How many workers this process can keep busy."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(MOST, allowed or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One question.
+
+    Attributes:
+        of: what answers it: a method of what the workers hold.
+        argument: its only argument.
+        needs: what is expensive to make for it, and kept by the worker that made it; None: nothing.
+    """
+
+    of: str
+    argument: object
+    needs: Hashable = None
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    pipe: Connection
+    has: set[Hashable] = field(default_factory=set)
+
+
+class Workers:
+    """Processes that hold a copy of one object each and answer what is asked of it.
+
+    Args:
+        count: how many.
+        module: what they load while nobody waits.
+    """
+
+    def __init__(self, count: int, module: str) -> None:
+        self._workers: list[_Worker] = []
+        for _ in range(count):
+            ours, theirs = Pipe()
+            with theirs:
+                code = _CODE.format(path=list(sys.path), fd=theirs.fileno(), module=module)
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    pass_fds=(theirs.fileno(),),
+                    env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # the terminal's Ctrl-C is for whoever asks
+                )
+            self._workers.append(_Worker(process, ours))
+
+    def hold(self, made: Callable[..., object], *arguments: object) -> None:
+        """Let each make ``made(*arguments)``, which may be pickled, and hold it."""
+        for worker in self._workers:
+            worker.has.clear()
+            self._send(worker, (made, arguments))
+
+    def begin(self, ask: Ask) -> None:
+        """Let the first worker find one answer, for :meth:`end` to fetch."""
+        self._send(self._workers[0], ask)
+
+    def end(self) -> Any:
+        """What :meth:`begin` asked for; raises as :meth:`answers`."""
+        if not self._workers[0].pipe.poll(ANSWER_S):
+            raise AutoshardError(f"a worker did not answer in {ANSWER_S:g} s")
+        return self._receive(self._workers[0])
+
+    def answers(self, asked: Sequence[Ask]) -> list[Any]:
+        """The answers to all questions, in their order.
+
+        A question goes to the worker that has what it needs, else to the first that is free.
+
+        Raises:
+            AutoshardError: a worker has ended, or does not answer.
+            Exception: what a question raised.
+        """
+        out: list[Any] = [None] * len(asked)
+        todo = list(range(len(asked)))
+        busy: dict[object, tuple[_Worker, int]] = {}
+        while todo or busy:
+            for worker in self._workers:
+                if worker.pipe not in busy:
+                    at = self._next(worker, asked, todo)
+                    if at is not None:
+                        todo.remove(at)
+                        self._send(worker, asked[at])
+                        busy[worker.pipe] = worker, at
+            ready = wait([worker.pipe for worker, _ in busy.values()], ANSWER_S)
+            if not ready:
+                raise AutoshardError(f"no worker answered in {ANSWER_S:g} s")
+            for pipe in ready:
+                worker, at = busy.pop(pipe)
+                out[at] = self._receive(worker)
+        return out
+
+    def _next(self, worker: _Worker, asked: Sequence[Ask], todo: Sequence[int]) -> int | None:
+        """What a free worker does next: what is long (something is to be made) comes first."""
+        mine = None
+        for at in todo:
+            needs = asked[at].needs
+            if needs is not None and not any(needs in other.has for other in self._workers):
+                worker.has.add(needs)
+                return at
+            if mine is None and (needs is None or needs in worker.has):
+                mine = at
+        return mine
+
+    def _send(self, worker: _Worker, message: object) -> None:
+        try:
+            worker.pipe.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            raise self._ended(worker) from None
+
+    def _receive(self, worker: _Worker) -> Any:
+        try:
+            answer, error = pickle.loads(worker.pipe.recv_bytes())
+        except (EOFError, OSError):
+            raise self._ended(worker) from None
+        if error is not None:
+            raise error
+        return answer
+
+    def _ended(self, worker: _Worker) -> AutoshardError:
+        status = worker.process.wait(ANSWER_S)
+        return AutoshardError(
+            f"a process that helps to plan ended with status {status}; was it short of memory? "
+            "With workers=1 one process does all"
+        )
+
+    def close(self) -> None:
+        """End all of them."""
+        for worker in self._workers:
+            worker.pipe.close()
+            worker.process.kill()
+            worker.process.wait(ANSWER_S)
+
+    def __enter__(self) -> Self:
+        """Themselves."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all of them."""
+        self.close()
+
+
+def told(function: Callable[[Any], object], argument: object) -> bytes:
+    """Pickled: (what the function says, None), or (None, what it raised)."""
+    try:
+        return pickle.dumps((function(argument), None), pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # it is raised where the question was asked
+        if not isinstance(error, AutoshardError):
+            error.add_note(traceback.format_exc())
+        problem = error
+    try:
+        return pickle.dumps((None, problem), pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        lost = AutoshardError("".join(traceback.format_exception(problem)))
+        return pickle.dumps((None, lost), pickle.HIGHEST_PROTOCOL)
+
+
+def serve(pipe: Connection) -> None:
+    """Answer until the pipe ends."""
+    held: object = None
+    while True:
+        try:
+            message = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        if not isinstance(message, Ask):
+            made, arguments = message
+            held = made(*arguments)
+            continue
+        pipe.send_bytes(told(getattr(held, message.of), message.argument))
+
+
+def main(fd: int, module: str) -> None:
+    """Load the module and answer what comes through the pipe."""
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
+    with Connection(fd) as pipe:
+        importlib.import_module(module)
+        serve(pipe)
