@@ -8,7 +8,7 @@ the projections arrives that way from the attention, with nobody knowing what a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -40,6 +40,9 @@ BY_TOKENS = ("context", "tokens")
 EXPERTS = "autoshard.experts"
 EXPERT = "e"
 """The operator that is a layer of experts, and the factor of its rule that says which."""
+
+Stored = Callable[[str, Layout], bool]
+"""Whether a parameter, by its dotted name, may be stored in a layout."""
 
 RawCut = tuple[int, int, int]
 """(dim, outer, n) of a value, for no axis in particular."""
@@ -236,9 +239,11 @@ class Candidates:
         passing: which pass-through strategies are offered.
         pins: parameter fqn -> layout it must be stored in.
         rules: the graph's rules, if at hand.
+        stored: which layouts parameters may be stored in, the same for those of one kind; None:
+            any.
 
-    The list of a node is one object for all nodes of its kind, so tables built from a pair of
-    lists can be shared by identity.
+    Lists are made where they are asked for. The list of a node is one object for all nodes of its
+    kind, so tables built from a pair of lists can be shared by identity.
     """
 
     def __init__(
@@ -253,6 +258,7 @@ class Candidates:
         proposals: Proposals | None = None,
         batch: Proposals | None = None,
         tokens: Proposals | None = None,
+        stored: Stored | None = None,
     ) -> None:
         self.graph, self.sizes, self.passing = graph, sizes, passing
         everything: list[AxisUse] = ["any"] * len(sizes)
@@ -263,17 +269,17 @@ class Candidates:
         self.tokens = tokens
         if tokens is None and any(use in BY_TOKENS for use in self.uses):
             self.tokens = Proposals(graph, self.rules, only_inputs=True, dim=1)
-        self.pins = pins or {}
+        self.pins, self.stored = pins or {}, stored
         self._weights = _weight_operands(graph)
         self._experts = frozenset(
             o for n in graph.nodes if n.family == EXPERTS for o in n.operands[3:]
         )
         self._shared: dict[object, list[Strategy]] = {}
         self._lists: dict[str, list[Strategy]] = {}
-        for node in graph.nodes:
-            self._lists[node.name] = self._list(node)
 
     def __getitem__(self, name: str) -> list[Strategy]:
+        if name not in self._lists:
+            self._lists[name] = self._list(self.graph.by_name[name])
         return self._lists[name]
 
     def _list(self, node: Node) -> list[Strategy]:
@@ -337,7 +343,13 @@ class Candidates:
         ]
         found = cut or found
         if node.op == "parameter":
-            found = [s for s in found if self._is_together(s.result)]
+            fqn = str(node.attrs["fqn"])
+            found = [
+                s
+                for s in found
+                if self._is_together(s.result)
+                and (self.stored is None or self.stored(fqn, s.result))
+            ]
         pin = self.pins.get(str(node.attrs.get("fqn"))) if node.op == "parameter" else None
         if pin is None:
             return found

@@ -1,4 +1,4 @@
-"""What people demand of arrangements: sizes of axes, the tier an axis keeps to, recomputation."""
+"""What people demand: sizes of axes, the tier an axis keeps to, recomputation, storage."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, UnknownNameError
 from autoshard.search.space import AXES, Arrangement, Range, arrangements
+from autoshard.sharding.spec import PartitionSpec
 
 MICRO_BATCH = "micro-batch"
 """Samples of a microbatch on one device along ``replica`` and ``data``."""
@@ -31,16 +32,18 @@ class Demands:
         within: axis -> name of the tier that it must not leave: neighbours along the axis lie
             inside one unit of that tier.
         recompute: kinds of recomputation; empty: any.
+        pins: pattern of parameters' names -> how they are stored; see ``search.pins``.
     """
 
     sizes: Mapping[str, Range] = field(default_factory=dict)
     within: Mapping[str, str] = field(default_factory=dict)
     recompute: tuple[str, ...] = ()
+    pins: Mapping[str, PartitionSpec] = field(default_factory=dict)
 
     def points(
         self, cluster: Cluster, global_batch: int, blocks: int, tokens: int = 1, experts: int = 1
     ) -> list[Arrangement]:
-        """The arrangements that are as demanded; arguments as of ``arrangements``.
+        """The arrangements that are as demanded, but for pins; arguments as of ``arrangements``.
 
         Raises:
             UnknownNameError: no such tier, or axis, or kind of recomputation.
@@ -97,15 +100,17 @@ class Demands:
         ]
         tiers = [f"{axis} within {tier}" for axis, tier in self.within.items()]
         kinds = [f"recompute {' or '.join(self.recompute)}"] if self.recompute else []
-        return [*ranges, *tiers, *kinds]
+        pins = [f"{pattern} stored as {spec}" for pattern, spec in self.pins.items()]
+        return [*ranges, *tiers, *kinds, *pins]
 
     @property
     def names(self) -> list[str]:
-        """Of each demand: a size, ``AXIS within``, or :data:`RECOMPUTATION`."""
+        """Of each demand: a size, ``AXIS within``, :data:`RECOMPUTATION`, or ``storage of PIN``."""
         return [
             *self.sizes,
             *(f"{axis} within" for axis in self.within),
             *([RECOMPUTATION] if self.recompute else []),
+            *(f"storage of {pattern}" for pattern in self.pins),
         ]
 
     def without(self, names: Sequence[str]) -> Demands:
@@ -114,6 +119,7 @@ class Demands:
             sizes={n: r for n, r in self.sizes.items() if n not in names},
             within={a: t for a, t in self.within.items() if f"{a} within" not in names},
             recompute=() if RECOMPUTATION in names else self.recompute,
+            pins={p: spec for p, spec in self.pins.items() if f"storage of {p}" not in names},
         )
 
     def changed(self, **values: Any) -> Demands:

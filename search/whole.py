@@ -32,10 +32,12 @@ from autoshard.search.feasible import SURE
 from autoshard.search.folded import Folded, standing
 from autoshard.search.inner import Prepared
 from autoshard.search.memory import optimizer_of
+from autoshard.search.pins import stored
 from autoshard.search.preference import preference
 from autoshard.search.scheduled import Found, Scheduled
 from autoshard.search.space import AXES, USES, Arrangement
 from autoshard.search.storing import Storing
+from autoshard.sharding.spec import PartitionSpec
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -127,6 +129,7 @@ class Problems:
         optimizer: see ``search.memory.OPTIMIZERS``.
         limit: bytes of a device that may be used.
         style: how operators between products are run.
+        pins: how parameters are stored, as ``search.pins.resolve`` has it; None: as is fastest.
     """
 
     def __init__(
@@ -137,9 +140,10 @@ class Problems:
         optimizer: str = "adamw",
         limit: int | None = None,
         style: Style = "eager",
+        pins: Mapping[str, PartitionSpec] | None = None,
     ) -> None:
         self.graphs, self.blocks, self.cluster = graphs, blocks, cluster
-        self.optimizer, self.style = optimizer, style
+        self.optimizer, self.style, self.pins = optimizer, style, pins or {}
         self.limit = cluster.device.memory_bytes if limit is None else limit
         self._prepared: dict[int, Prepared] = {}
         self._folded: dict[Mesh, Folded] = {}
@@ -149,9 +153,10 @@ class Problems:
         self.bounded = self.solved = 0
 
     @property
-    def asked(self) -> tuple[Graphs, int, Cluster, str, int, Style]:
+    def asked(self) -> tuple[Graphs, int, Cluster, str, int, Style, Mapping[str, PartitionSpec]]:
         """What it was made of."""
-        return self.graphs, self.blocks, self.cluster, self.optimizer, self.limit, self.style
+        model = self.graphs, self.blocks, self.cluster
+        return *model, self.optimizer, self.limit, self.style, self.pins
 
     def __reduce__(self) -> tuple[object, ...]:
         """Without tables: they are built where they are needed."""
@@ -164,8 +169,8 @@ class Problems:
 
     def under(self, limit: int) -> Problems:
         """The same problems under another limit; tables are shared."""
-        graphs, blocks, cluster, optimizer, _, style = self.asked
-        other = Problems(graphs, blocks, cluster, optimizer, limit, style)
+        graphs, blocks, cluster, optimizer, _, style, pins = self.asked
+        other = Problems(graphs, blocks, cluster, optimizer, limit, style, pins)
         other._prepared, other._folded = self._prepared, self._folded
         return other
 
@@ -281,6 +286,7 @@ class Problems:
                 proposals=prepared.proposals,
                 batch=prepared.batch,
                 tokens=prepared.tokens if a.context > 1 else None,
+                stored=stored(self.pins, names) if self.pins else None,
             )
             self._folded[key] = Folded(model, candidates, names, self.blocks)
         return self._folded[key]
@@ -561,6 +567,7 @@ def _study_name(space: Sequence[Arrangement], problems: Problems) -> str:
         raise RequestError("the space has no arrangement")
     asked = [*(a.label for a in space), problems.optimizer, problems.limit, problems.style]
     asked += [graph.fingerprint, problems.blocks, json.dumps(problems.cluster.to_json())]
+    asked += [f"{name} {spec}" for name, spec in sorted(problems.pins.items())]
     digest = sha256(json.dumps(asked).encode()).hexdigest()[:12]
     where = f"{problems.cluster.devices} {problems.cluster.name}"
     return f"{graph.name} on {where}, whole space, {digest}"

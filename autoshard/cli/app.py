@@ -251,6 +251,16 @@ def plan(
             "repeated.",
         ),
     ] = None,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pin",
+            metavar="NAME=SPEC",
+            help="How parameters are stored, in the full space: mlp.down_proj.weight=None,model "
+            "(an entry a dim; data+model for both; or whole); * stands for any part of a name; may "
+            "be repeated.",
+        ),
+    ] = None,
     recompute: Annotated[
         list[str] | None,
         typer.Option(
@@ -367,6 +377,7 @@ def plan(
         axes=axis or None,
         measure=measure,
         within=within or None,
+        constraints=pin or None,
         recompute=recompute or None,
         sampler=None if sampler is Sampler.bound else sampler.value,
         kernels=None if kernels is None else kernels.value,

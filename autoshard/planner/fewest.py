@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoshard.cluster import Cluster
 from autoshard.errors import InfeasibleError, RequestError
-from autoshard.planner.planning import Request, optimize, resolve_pins
+from autoshard.planner.planning import Constraints, Request, optimize, resolve_pins
 from autoshard.planner.progress import reporter
 from autoshard.planner.request import resolve_cluster
 from autoshard.render.units import seconds_text
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from autoshard.analyzer import Captured
     from autoshard.planner.plan import Plan
-    from autoshard.sharding.spec import ShardingSpec
 
 MOST_DEVICES = 16_384
 """Devices up to which is searched where neither the request nor the links say less."""
@@ -41,7 +40,7 @@ def smallest(
     dtype: str | None = None,
     optimizer: str = "adamw",
     strategy: str = "auto",
-    constraints: Mapping[str, ShardingSpec] | None = None,
+    constraints: Constraints = None,
     memory_limit_bytes: int | None = None,
     trials: int | None = None,
     seed: int = 0,

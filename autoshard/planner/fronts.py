@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard.answers import FrontDocument, FrontPoint
 from autoshard.cluster import Cluster
 from autoshard.errors import InfeasibleError, RequestError, UnknownNameError
-from autoshard.planner.planning import Request, resolve_pins
+from autoshard.planner.planning import Constraints, Request, resolve_pins
 from autoshard.planner.progress import reporter
 from autoshard.planner.request import check_sizes, resolve_dtype
 from autoshard.render import front_table, render_text
@@ -22,7 +22,6 @@ from autoshard.search.sampler import SAMPLERS
 if TYPE_CHECKING:
     from torch import nn
 
-    from autoshard.sharding.spec import ShardingSpec
 
 SPACING = 0.02
 """Share of the memory that neighbours on the front differ by, at least."""
@@ -52,7 +51,7 @@ def front(
     optimizer: str = "adamw",
     strategy: str = "auto",
     mesh: str | Mapping[str, int] | None = None,
-    constraints: Mapping[str, ShardingSpec] | None = None,
+    constraints: Constraints = None,
     memory_limit_bytes: int | None = None,
     trials: int | None = None,
     seed: int = 0,

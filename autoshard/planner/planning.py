@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autoshard.cluster import Cluster
-from autoshard.errors import InfeasibleError, InputError, RequestError, UnknownNameError
+from autoshard.errors import (
+    InfeasibleError,
+    InputError,
+    RequestError,
+    SpecError,
+    UnknownNameError,
+)
 from autoshard.graph import Mode, ModelGraph
 from autoshard.plan import Alternative, MeshDocument, ModelDocument, Schedule, TensorDocument
 from autoshard.planner.capture import capture, source_of
@@ -27,7 +33,7 @@ from autoshard.planner.schedule import PIPELINE, Execution, schedule_of, without
 from autoshard.planner.serving import Purpose, find_batch
 from autoshard.search.memory import NONE, OPTIMIZERS, optimizer_of
 from autoshard.sharding.layout import Layout, State
-from autoshard.sharding.spec import ShardingSpec
+from autoshard.sharding.spec import PartitionSpec, ShardingSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,6 +49,9 @@ TIGHT = 0.03
 
 Validate = Literal["none", "dry-run", "run"]
 
+Constraints = Mapping[str, ShardingSpec | PartitionSpec] | Sequence[str] | None
+"""How parameters are stored; see :func:`optimize`."""
+
 
 def optimize(
     model: nn.Module | str | Path | Mapping[str, Any],
@@ -56,7 +65,7 @@ def optimize(
     optimizer: str = "adamw",
     strategy: str = "auto",
     mesh: str | Mapping[str, int] | None = None,
-    constraints: Mapping[str, ShardingSpec] | None = None,
+    constraints: Constraints = None,
     memory_limit_bytes: int | None = None,
     trials: int | None = None,
     seed: int = 0,
@@ -93,7 +102,9 @@ def optimize(
         optimizer: ``adamw``, ``adam``, ``sgd`` or ``sgd-momentum``: what its state needs.
         strategy: ``auto``, or one of ``data``, ``fsdp``, ``tensor``, ``hybrid`` to force it.
         mesh: axis sizes to force (``{"data": 4, "model": 2}``); None: all factorizations.
-        constraints: parameter name -> ShardingSpec that it must be stored in.
+        constraints: parameter name -> ShardingSpec that it must be stored in. In the full space:
+            pattern of names -> PartitionSpec over ``data`` and ``model``, or texts:
+            ``["mlp.down_proj.weight=None,model"]``.
         memory_limit_bytes: of one device; None: what the cluster says.
         trials: most configurations that are priced; None: all, or 100 where there are many.
         seed: same seed, same plan.
@@ -213,6 +224,7 @@ def optimize(
             purpose.kernels,
         )
     check_sizes(measure=measure)
+    plain_pins(constraints)
     notes: list[str] = []
     if purpose.objective == "throughput":
         busiest = find_batch(
@@ -719,17 +731,39 @@ class Request:
         )
 
 
-def resolve_pins(
-    constraints: Mapping[str, ShardingSpec] | None, graph: ModelGraph
-) -> dict[str, dict[str, State]]:
+def plain_pins(constraints: Constraints) -> dict[str, ShardingSpec]:
+    """Constraints of the plain space, which know their mesh.
+
+    Raises:
+        RequestError: texts, which are of the full space.
+        SpecError: a spec without a mesh.
+    """
+    if constraints is not None and not isinstance(constraints, Mapping):
+        raise RequestError(
+            f"constraints as text ({', '.join(constraints)}) are of the full space; add "
+            "space='full', or give a ShardingSpec by parameter"
+        )
+    out: dict[str, ShardingSpec] = {}
+    for name, spec in (constraints or {}).items():
+        if not isinstance(spec, ShardingSpec):
+            raise SpecError(
+                f"the constraint of {name} is {spec!r}; in the plain space give a ShardingSpec, "
+                "with its mesh: ShardingSpec(mesh, PartitionSpec(...)); or add space='full'"
+            )
+        out[name] = spec
+    return out
+
+
+def resolve_pins(constraints: Constraints, graph: ModelGraph) -> dict[str, dict[str, State]]:
     """State of each constrained parameter on the axes that its spec names.
 
     Raises:
         UnknownNameError: no such parameter.
         SpecError: a spec that does not fit it.
+        RequestError: constraints of the full space.
     """
     out: dict[str, dict[str, State]] = {}
-    for name, spec in (constraints or {}).items():
+    for name, spec in plain_pins(constraints).items():
         fqn = graph.aliases.get(name, name)
         if fqn not in graph.parameters:
             raise UnknownNameError("parameter", name, graph.parameters)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autoshard.candidates import Rules
-from autoshard.errors import InputError, RequestError, UnknownNameError
+from autoshard.errors import InputError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.kernels import STYLES
 from autoshard.plan import Schedule
@@ -22,11 +22,12 @@ from autoshard.search.divided import Divided
 from autoshard.search.space import AXES, Arrangement, Range
 from autoshard.search.step import segments
 from autoshard.search.whole import Problems, Result, search_whole
+from autoshard.sharding.spec import PartitionSpec
 from autoshard.workers import Workers
 
 if TYPE_CHECKING:
     from autoshard.planner.crew import Crew
-    from autoshard.planner.planning import Request
+    from autoshard.planner.planning import Constraints, Request
 
 SPACES = ("plain", "full")
 """What ``optimize`` searches: what the bundled runtime runs, or everything that can be priced."""
@@ -115,7 +116,7 @@ def asked_of(
     model: object,
     *,
     example_inputs: object | None,
-    constraints: object,
+    constraints: Constraints,
     axes: Sequence[str] | Mapping[str, int | Range] | None,
     within: Sequence[str] | Mapping[str, str] | None,
     recompute: str | Sequence[str] | None,
@@ -133,10 +134,10 @@ def asked_of(
     """
     if kernels not in STYLES:
         raise UnknownNameError("style of kernels", kernels, STYLES)
-    if not request.is_free or constraints:
+    if not request.is_free:
         raise RequestError(
-            "strategy, mesh and constraints are of the plain space; in the full one name ranges of "
-            "axes: axes=['model=8', 'pipeline<=4']"
+            "strategy and mesh are of the plain space; in the full one name ranges of axes: "
+            "axes=['model=8', 'pipeline<=4']"
         )
     if example_inputs is not None:
         raise InputError(
@@ -148,6 +149,7 @@ def asked_of(
         sizes=read_axes(axes),
         within=read_within(within),
         recompute=(recompute,) if isinstance(recompute, str) else tuple(recompute or ()),
+        pins=read_pins(constraints),
     )
     return WholeAsked(
         family=(crew.family if crew else family_of)(
@@ -277,6 +279,43 @@ def solution_of(result: Result, graph: ModelGraph) -> Solution:
         collectives=step.collectives,
         lower_bound_s=result.certificate.lower_bound_s,
     )
+
+
+def read_pins(texts: Constraints) -> dict[str, PartitionSpec]:
+    """How parameters are stored: ``("mlp.down_proj.weight=None,model",)``, or specs by pattern.
+
+    Of a text, entries are those of a PartitionSpec: ``None`` for a whole dim, an axis, or
+    ``data+model``; ``whole`` stands for no cut at all.
+
+    Raises:
+        RequestError: unreadable.
+        SpecError: a spec with a mesh, which is for the search to find.
+    """
+    out: dict[str, PartitionSpec] = {}
+    pairs = list(texts.items()) if isinstance(texts, Mapping) else []
+    for pattern, spec in pairs:
+        if not isinstance(spec, PartitionSpec):
+            raise SpecError(
+                f"the constraint of {pattern} is {spec!r}; in the full space, where the search "
+                'finds the mesh, give a PartitionSpec: PartitionSpec("model", None)'
+            )
+        out[pattern] = spec
+    for text in () if isinstance(texts, Mapping) else texts or ():
+        pattern, equals, entries = (s.strip() for s in text.partition("="))
+        words = [word.strip() for word in entries.split(",")]
+        if not equals or not pattern or not all(words):
+            raise RequestError(
+                f"cannot read the pin {text!r}; write it as mlp.down_proj.weight=None,model, with "
+                "data+model for a dim that both cut, or mlp.down_proj.weight=whole"
+            )
+        out[pattern] = PartitionSpec(*([] if words == ["whole"] else map(_entry, words)))
+    return out
+
+
+def _entry(word: str) -> tuple[str, ...] | None:
+    if word == "None":
+        return None
+    return tuple(SHORT_AXES.get(axis.strip(), axis.strip()) for axis in word.split("+"))
 
 
 def read_within(texts: Sequence[str] | Mapping[str, str] | None) -> dict[str, str]:

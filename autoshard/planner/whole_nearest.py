@@ -20,6 +20,7 @@ from autoshard.search.ladder import devices_at, divisors, first, place_of
 from autoshard.search.lean import Lean
 from autoshard.search.memory import OPTIMIZERS
 from autoshard.search.outer import binding
+from autoshard.search.pins import resolve, storable
 from autoshard.search.space import Arrangement
 from autoshard.search.whole import Problems
 
@@ -59,15 +60,37 @@ class WholeAsked:
         """The inner problems."""
         family = self.family
         return Problems(
-            family.few, family.blocks, self.cluster, self.optimizer, self.limit, self.style
+            family.few,
+            family.blocks,
+            self.cluster,
+            self.optimizer,
+            self.limit,
+            self.style,
+            resolve(self.demands.pins, family.growth.one),
         )
 
     def points(self) -> list[Arrangement]:
-        """The space."""
-        family = self.family
-        return self.demands.points(
+        """The space.
+
+        Raises:
+            RequestError: what is demanded cannot be, or no arrangement is so; says what.
+        """
+        family, demands = self.family, self.demands
+        found = demands.points(
             self.cluster, self.global_batch, family.blocks, family.tokens, family.experts
         )
+        if not demands.pins:
+            return found
+        graph = family.growth.one
+        holds = storable(resolve(demands.pins, graph), graph)
+        kept = [a for a in found if holds(a.sizes)]
+        if not kept:
+            pins = ", ".join(f"{pattern} as {spec}" for pattern, spec in demands.pins.items())
+            raise MeshError(
+                f"none of {len(found):,} arrangements of {self.cluster.devices} devices can store "
+                f"{pins}; leave a pin out, or name other axes"
+            )
+        return kept
 
     @property
     def room(self) -> int:
@@ -292,7 +315,7 @@ class _Nearest:
 def _free(name: str) -> str:
     """Words for a demand that is dropped."""
     axis, _, within = name.partition(" ")
-    return f"{axis} on any tier" if within else f"any {name}"
+    return f"{axis} on any tier" if within == "within" else f"any {name}"
 
 
 def _doubling(devices: int, per_node: int, most: int) -> Sequence[int]:
