@@ -20,7 +20,7 @@ blocks evenly, neither alone nor with both ends as a block each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
@@ -159,6 +159,8 @@ def arrangements(
     experts: int = 1,
     axes: Mapping[str, Range] | None = None,
     recompute: tuple[str, ...] = ("none", "full"),
+    micro_batches: Sequence[int] = MICRO_BATCHES,
+    virtual_stages: Sequence[int] = VIRTUAL,
 ) -> list[Arrangement]:
     """Every arrangement of the cluster's devices for a step of ``global_batch`` samples.
 
@@ -170,6 +172,8 @@ def arrangements(
         experts: of a layer, that ``expert`` divides; 1: it has none.
         axes: least and most size of some axes.
         recompute: kinds of recomputation that are tried.
+        micro_batches: samples of a microbatch that are tried, beside all at once.
+        virtual_stages: chunks of a rank that are tried.
 
     Raises:
         UnknownNameError: no such axis.
@@ -204,12 +208,12 @@ def arrangements(
                 if global_batch % groups or not may_all(replica, data, expert, context, model):
                     continue
                 each = global_batch // groups
-                for micro in sorted({*(n for n in MICRO_BATCHES if each % n == 0), each}):
+                for micro in sorted({*(n for n in micro_batches if each % n == 0), each}):
                     common = gcd(micro, context)
                     others = replica, data * common, expert, context // common, model
                     if common > 1 and may_all(*others):
                         continue
-                    for virtual in VIRTUAL:
+                    for virtual in virtual_stages:
                         if not _runs(p, virtual, each // micro, blocks):
                             continue
                         out += [

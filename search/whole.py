@@ -20,7 +20,7 @@ from hashlib import sha256
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from autoshard.candidates import Candidates
+from autoshard.candidates import AxisUse, Candidates
 from autoshard.cluster import Cluster
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
@@ -130,6 +130,7 @@ class Problems:
         limit: bytes of a device that may be used.
         style: how operators between products are run.
         pins: how parameters are stored, as ``search.pins.resolve`` has it; None: as is fastest.
+        uses: what each axis of a stage is used for.
     """
 
     def __init__(
@@ -141,9 +142,10 @@ class Problems:
         limit: int | None = None,
         style: Style = "eager",
         pins: Mapping[str, PartitionSpec] | None = None,
+        uses: Mapping[str, AxisUse] = USES,
     ) -> None:
         self.graphs, self.blocks, self.cluster = graphs, blocks, cluster
-        self.optimizer, self.style, self.pins = optimizer, style, pins or {}
+        self.optimizer, self.style, self.pins, self.uses = optimizer, style, pins or {}, uses
         self.limit = cluster.device.memory_bytes if limit is None else limit
         self._prepared: dict[int, Prepared] = {}
         self._folded: dict[Mesh, Folded] = {}
@@ -153,10 +155,21 @@ class Problems:
         self.bounded = self.solved = 0
 
     @property
-    def asked(self) -> tuple[Graphs, int, Cluster, str, int, Style, Mapping[str, PartitionSpec]]:
+    def asked(
+        self,
+    ) -> tuple[
+        Graphs,
+        int,
+        Cluster,
+        str,
+        int,
+        Style,
+        Mapping[str, PartitionSpec],
+        Mapping[str, AxisUse],
+    ]:
         """What it was made of."""
         model = self.graphs, self.blocks, self.cluster
-        return *model, self.optimizer, self.limit, self.style, self.pins
+        return *model, self.optimizer, self.limit, self.style, self.pins, self.uses
 
     def __reduce__(self) -> tuple[object, ...]:
         """Without tables: they are built where they are needed."""
@@ -169,8 +182,8 @@ class Problems:
 
     def under(self, limit: int) -> Problems:
         """The same problems under another limit; tables are shared."""
-        graphs, blocks, cluster, optimizer, _, style, pins = self.asked
-        other = Problems(graphs, blocks, cluster, optimizer, limit, style, pins)
+        graphs, blocks, cluster, optimizer, _, style, pins, uses = self.asked
+        other = Problems(graphs, blocks, cluster, optimizer, limit, style, pins, uses)
         other._prepared, other._folded = self._prepared, self._folded
         return other
 
@@ -281,7 +294,7 @@ class Problems:
             candidates = Candidates(
                 prepared.graph,
                 sizes,
-                uses=tuple(USES[n] for n in names),
+                uses=tuple(self.uses[n] for n in names),
                 rules=prepared.rules,
                 proposals=prepared.proposals,
                 batch=prepared.batch,

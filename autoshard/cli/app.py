@@ -269,6 +269,24 @@ def plan(
             help="Recomputation in the full space: none or full; what is fastest if left out.",
         ),
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep",
+            metavar="FILE",
+            help="Keep to a configuration of Megatron-LM (flags, or .yaml) or torchtitan (.toml, "
+            ".py) in the full space, and search what it does not state.",
+        ),
+    ] = None,
+    free: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--free",
+            metavar="SIZE",
+            help="Search a size that --keep states: model, micro-batch, recompute, ...; may be "
+            "repeated.",
+        ),
+    ] = None,
     sampler: Annotated[
         Sampler,
         typer.Option(
@@ -379,6 +397,8 @@ def plan(
         within=within or None,
         constraints=pin or None,
         recompute=recompute or None,
+        keep=keep,
+        free=free or None,
         sampler=None if sampler is Sampler.bound else sampler.value,
         kernels=None if kernels is None else kernels.value,
         mode=None if mode is Mode.train else mode.value,
@@ -398,6 +418,8 @@ def plan(
             SMALLEST: smallest or step_time is not None,
             "--mesh": mesh is not None,
             FULL: space is Space.full,
+            KEEP: keep is not None or bool(free),
+            PLAIN: space is Space.plain,
             INFERENCE: mode is not Mode.train,
         }
     )
@@ -645,6 +667,8 @@ app.add_typer(keys)
 
 SMALLEST = "--smallest (or --step-time)"
 FULL = "--space full"
+PLAIN = "--space plain"
+KEEP = "--keep (or --free)"
 INFERENCE = "--mode prefill (or decode)"
 
 EXCLUDED = (
@@ -672,6 +696,8 @@ EXCLUDED = (
     (FULL, "--server", "the service plans the plain space"),
     (FULL, "--what-if", "it asks of plans in the plain space"),
     (FULL, SMALLEST, "it asks of plans in the plain space"),
+    (KEEP, PLAIN, "the plain space has no stages, microbatches or recomputation to keep"),
+    (KEEP, "--front", "these are two questions"),
     (INFERENCE, "--server", "the service plans training"),
     (INFERENCE, "--what-if", "it asks of plans for training"),
     (INFERENCE, "--why-not", "it asks of plans for training"),

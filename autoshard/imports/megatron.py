@@ -6,11 +6,11 @@ Flags are those of megatron-core 0.16.1 (see ``autoshard.exports.megatron``). It
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 
 from autoshard.errors import ExportUnsupported, RequestError, UnknownNameError
 from autoshard.exports.conventions import FUSED, STYLES
+from autoshard.imports.flags import number, read_flags
 from autoshard.imports.foreign import Cutting, Foreign
 
 NUMBERS = (
@@ -40,7 +40,6 @@ SWITCHES = (
 )
 SHARDINGS = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum"}
-LAUNCHER = ("--nnodes", "--nproc-per-node", "--nproc_per_node", "--standalone")
 MEND = "set them to 1, or let autoshard plan --space full choose them"
 
 
@@ -55,8 +54,8 @@ def parse(text: str, devices: int) -> Foreign:
         RequestError: a flag without its value, or sizes that do not divide ``devices``.
         ExportUnsupported: pipelines, contexts, experts, which such a plan does not have.
     """
-    values, ignored = _flags(text)
-    size = {name: _number(values, name, 1) for name in NUMBERS[:6]}
+    values, ignored = read_flags(text, (*NUMBERS, *WORDS), SWITCHES)
+    size = {name: number(values, name, 1) for name in NUMBERS[:6]}
     lost = [
         f"{name} {size[name]}: such a configuration is read as data and tensor parallelism"
         for name in NUMBERS[1:5]
@@ -90,63 +89,39 @@ def parse(text: str, devices: int) -> Foreign:
         else {},
         by_leaf=True,
         global_batch=batch,
-        seq_len=_number(values, "--seq-length", 0) or None,
+        seq_len=number(values, "--seq-length", 0) or None,
         dtype="bfloat16" if "--bf16" in values else "float16" if "--fp16" in values else "float32",
-        optimizer=_optimizer(values),
+        optimizer=optimizer_of(values),
         notes=tuple(notes),
     )
 
 
-def _flags(text: str) -> tuple[dict[str, str], list[str]]:
-    """Flags that are read, with their values, and the names of the others."""
-    try:
-        tokens = shlex.split(text, comments=True)
-    except ValueError as error:
-        raise RequestError(f"cannot read the flags: {error}") from error
-    values: dict[str, str] = {}
-    ignored: list[str] = []
-    for position, token in enumerate(tokens):
-        if not token.startswith("--"):
-            continue
-        name, equals, value = token.partition("=")
-        if name in SWITCHES:
-            values[name] = ""
-        elif name in NUMBERS or name in WORDS:
-            after = tokens[position + 1] if position + 1 < len(tokens) else ""
-            if not equals and (not after or after.startswith("--")):
-                raise RequestError(f"{name} has no value; write {name} 2")
-            values[name] = value if equals else after
-        elif name not in LAUNCHER:
-            ignored.append(name)
-    return values, ignored
+def fully_sharded(values: Mapping[str, str]) -> bool:
+    """Whether parameters are cut over the data-parallel ranks.
 
-
-def _number(values: Mapping[str, str], name: str, default: int) -> int:
-    text = values.get(name)
-    if text is None:
-        return default
-    if not text.isdigit() or int(text) < 1:
-        raise RequestError(f"{name} must be a positive whole number, found {text!r}")
-    return int(text)
-
-
-def _sharding(
-    values: Mapping[str, str], data: int, instances: int, notes: list[str]
-) -> tuple[int, int]:
-    """(shard, replicate) of the data-parallel ranks."""
+    Raises:
+        UnknownNameError: a sharding strategy that nobody knows.
+    """
     strategy = values.get("--data-parallel-sharding-strategy", "no_shard")
     if strategy not in SHARDINGS:
         raise UnknownNameError("--data-parallel-sharding-strategy", strategy, SHARDINGS)
-    fully = "--use-torch-fsdp2" in values or (
+    return "--use-torch-fsdp2" in values or (
         "--use-megatron-fsdp" in values and strategy == "optim_grads_params"
     )
-    if fully:
+
+
+def _sharding(
+    values: dict[str, str], data: int, instances: int, notes: list[str]
+) -> tuple[int, int]:
+    """(shard, replicate) of the data-parallel ranks."""
+    if fully_sharded(values):
         if data % instances:
             raise RequestError(
                 f"--num-distributed-optimizer-instances {instances} does not divide {data} "
                 "data-parallel ranks"
             )
         return data // instances, instances
+    strategy = values.get("--data-parallel-sharding-strategy", "no_shard")
     if "--use-distributed-optimizer" in values or strategy != "no_shard":
         notes.append(
             "megatron: the distributed optimizer cuts optimizer state (and gradients) alone, which "
@@ -155,9 +130,9 @@ def _sharding(
     return 1, data
 
 
-def _batch(values: Mapping[str, str], data: int, notes: list[str]) -> int | None:
-    micro = _number(values, "--micro-batch-size", 0)
-    batch = _number(values, "--global-batch-size", 0) or micro * data
+def _batch(values: dict[str, str], data: int, notes: list[str]) -> int | None:
+    micro = number(values, "--micro-batch-size", 0)
+    batch = number(values, "--global-batch-size", 0) or micro * data
     if micro and batch > micro * data:
         notes.append(
             f"megatron: {batch // (micro * data)} microbatches of {micro} samples; priced is one "
@@ -166,7 +141,12 @@ def _batch(values: Mapping[str, str], data: int, notes: list[str]) -> int | None
     return batch or None
 
 
-def _optimizer(values: Mapping[str, str]) -> str:
+def optimizer_of(values: Mapping[str, str]) -> str:
+    """The optimizer's name here.
+
+    Raises:
+        UnknownNameError: one whose state is not known.
+    """
     name = values.get("--optimizer", "adam")
     if name not in OPTIMIZERS:
         raise UnknownNameError("--optimizer", name, OPTIMIZERS)

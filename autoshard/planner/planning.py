@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from autoshard.analyzer import Captured
     from autoshard.candidates import AxisUse
     from autoshard.planner.crew import Crew
+    from autoshard.planner.keep import Keeping
     from autoshard.planner.whole_nearest import WholeAsked
     from autoshard.search import Configuration, Solution, Solved, Standing
 
@@ -74,6 +75,8 @@ def optimize(
     axes: Sequence[str] | Mapping[str, int | tuple[int, int | None]] | None = None,
     within: Sequence[str] | Mapping[str, str] | None = None,
     recompute: str | Sequence[str] | None = None,
+    keep: str | Path | None = None,
+    free: Sequence[str] = (),
     sampler: str = "bound",
     kernels: str | None = None,
     mode: str = "train",
@@ -116,6 +119,10 @@ def optimize(
             ``micro-batch`` and ``virtual-stages``.
         within: tiers that axes must not leave, in the full space: ``["model=node"]``.
         recompute: ``none`` or ``full``, or several, in the full space; None: what is fastest.
+        keep: a configuration of Megatron-LM (flags, or ``.yaml``) or torchtitan (``.toml``, or a
+            recipe's ``.py``), in the full space: what it states is kept, the rest is searched;
+            batch, length and dtype are the file's where not given.
+        free: sizes (or ``recompute``) of ``keep`` that are searched all the same.
         sampler: of the full space, ``bound``, with a proof, or ``tpe``, ``nsga``, ``gp``,
             ``random``; with ``measure``, of what is run: ``bound`` stands for the best by
             prediction, the others propose all but the first.
@@ -154,6 +161,7 @@ def optimize(
             axes=axes,
             within=within,
             recompute=recompute,
+            keep=keep,
             sampler=None if sampler == "bound" else sampler,
             measure=measure,
         )
@@ -182,12 +190,22 @@ def optimize(
             raise RequestError(
                 "a plan of the full space cannot be run yet; leave validate and measure out"
             )
+        kept = None
+        if keep is not None:
+            from autoshard.planner.keep import keeping
+
+            kept = keeping(keep, free)
+            global_batch = global_batch or kept.batch(request.cluster.devices)
+            seq_len, dtype = seq_len or kept.kept.seq_len, dtype or kept.kept.dtype
+        elif free:
+            raise RequestError(f"free={list(free)!r} releases sizes of a file; name it: keep=...")
         from autoshard.planner.crew import crew_of
 
         with crew_of(workers) as crew:
             whole = asked_of(
                 request,
                 model,
+                keeping=kept,
                 example_inputs=example_inputs,
                 constraints=constraints,
                 axes=axes,
@@ -204,6 +222,7 @@ def optimize(
                 request,
                 whole,
                 model,
+                keeping=kept,
                 suggest=suggest,
                 global_batch=global_batch,
                 seq_len=seq_len,
@@ -222,6 +241,7 @@ def optimize(
             recompute,
             "bound" if measure is not None else sampler,
             purpose.kernels,
+            keep or free,
         )
     check_sizes(measure=measure)
     plain_pins(constraints)
@@ -549,7 +569,13 @@ def _context(graph: ModelGraph) -> int | None:
 
 
 def check_plain(
-    space: str, axes: object, within: object, recompute: object, sampler: str, kernels: str
+    space: str,
+    axes: object,
+    within: object,
+    recompute: object,
+    sampler: str,
+    kernels: str,
+    keep: object = None,
 ) -> None:
     """Refuse what only the full space has; arguments as of :func:`optimize`.
 
@@ -567,6 +593,7 @@ def check_plain(
         ("recompute", bool(recompute)),
         ("sampler", sampler != "bound"),
         ("kernels", kernels != "eager"),
+        ("keep", bool(keep)),
     ):
         if given:
             raise RequestError(f"{name} is of the full space; add space='full', or leave it out")
@@ -577,6 +604,7 @@ def _full(
     asked: WholeAsked,
     model: nn.Module | str | Path | Mapping[str, Any],
     *,
+    keeping: Keeping | None,
     suggest: bool,
     global_batch: int | None,
     seq_len: int | None,
@@ -604,9 +632,16 @@ def _full(
         trials=trials,
         seed=seed,
         storage=storage,
+        keeping=keeping,
         say=request.say,
         workers=None if crew is None else crew.searching,
     )
+    alternatives = found.result.alternatives
+    if keeping is not None:
+        request.say(f"pricing {keeping.name} as it is")
+        said, own = keeping.beside(asked, found.solution.step_time)
+        notes += said
+        alternatives = (*own, *alternatives)
     return _plan(
         found.solution,
         found.graph,
@@ -614,7 +649,7 @@ def _full(
         seed=seed,
         source=source_of(model),
         seq_len=seq_len,
-        alternatives=found.result.alternatives,
+        alternatives=alternatives,
         lower_bound_s=found.solution.lower_bound_s,
         schedule=found.schedule,
         notes=(*notes, found.note),

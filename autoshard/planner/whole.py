@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autoshard.candidates import Rules
-from autoshard.errors import InputError, RequestError, SpecError, UnknownNameError
+from autoshard.errors import InputError, MeshError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
 from autoshard.kernels import STYLES
 from autoshard.plan import Schedule
@@ -27,6 +27,7 @@ from autoshard.workers import Workers
 
 if TYPE_CHECKING:
     from autoshard.planner.crew import Crew
+    from autoshard.planner.keep import Keeping
     from autoshard.planner.planning import Constraints, Request
 
 SPACES = ("plain", "full")
@@ -115,6 +116,7 @@ def asked_of(
     request: Request,
     model: object,
     *,
+    keeping: Keeping | None = None,
     example_inputs: object | None,
     constraints: Constraints,
     axes: Sequence[str] | Mapping[str, int | Range] | None,
@@ -128,6 +130,8 @@ def asked_of(
     crew: Crew | None = None,
 ) -> WholeAsked:
     """What is asked of the whole space, the model captured; arguments as of ``optimize``.
+
+    ``keeping`` is what is kept of a file.
 
     Raises:
         RequestError: says what is wrong, or of the plain space only.
@@ -151,10 +155,12 @@ def asked_of(
         recompute=(recompute,) if isinstance(recompute, str) else tuple(recompute or ()),
         pins=read_pins(constraints),
     )
+    capture = crew.family if crew else family_of
+    family = capture(model, seq_len=seq_len, dtype=dtype, say=request.say)
+    if keeping is not None:
+        demands = keeping.demands(demands, family.blocks)
     return WholeAsked(
-        family=(crew.family if crew else family_of)(
-            model, seq_len=seq_len, dtype=dtype, say=request.say
-        ),
+        family=family,
         cluster=request.cluster,
         global_batch=global_batch or request.cluster.devices,
         optimizer=request.optimizer,
@@ -174,6 +180,7 @@ def search_space(
     trials: int | None,
     seed: int,
     storage: str | None,
+    keeping: Keeping | None,
     say: Callable[[str], None],
     workers: Workers | None = None,
 ) -> Whole:
@@ -188,6 +195,7 @@ def search_space(
         trials: see there.
         seed: see there.
         storage: see there.
+        keeping: what of ``asked`` is kept of a file.
         say: told of each step.
         workers: who looks; None: this process.
 
@@ -195,7 +203,16 @@ def search_space(
         InfeasibleError: nothing fits; names what binds and what would fit.
         MeshError: no arrangement is as demanded.
     """
-    space, problems = asked.points(), asked.problems()
+    problems = asked.problems()
+    try:
+        space = asked.points()
+    except MeshError as error:
+        if keeping is None:
+            raise
+        raise MeshError(
+            f"{error}; {', '.join(keeping.kept.said.values())} are kept of {keeping.name}: what is "
+            "named with --free (free=[...]) is searched all the same"
+        ) from None
     say(f"searching {len(space):,} arrangements")
 
     def told(number: int, a: Arrangement, seconds: float) -> None:

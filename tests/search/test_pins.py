@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -66,6 +67,13 @@ def assert_stored(pins: Mapping[str, PartitionSpec], problems: Problems, a: Arra
             cut = [state.dim] if isinstance(state, Cut) else []
             said = [dim for dim in range(len(spec)) if axis in spec.axes(dim)]
             assert cut == (said if axis in on else []), (a.label, parameter)
+
+
+def test_pins_go_to_other_processes() -> None:
+    pins = resolve({"self_attn.*": P("model")}, experts(2))
+    problems = Problems(mixture().few, 4, reserved("h100", 2), pins=pins)
+    assert pickle.loads(pickle.dumps(problems)).asked[3:] == problems.asked[3:]
+    assert problems.under(10**9).pins == pins
 
 
 def test_the_order_of_two_axes_on_a_dim_is_kept() -> None:
