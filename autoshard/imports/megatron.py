@@ -40,7 +40,7 @@ SWITCHES = (
 )
 SHARDINGS = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum"}
-MEND = "set them to 1, or let autoshard plan --space full choose them"
+MEND = "set them to 1, or keep to the flags with autoshard plan --space full --keep FILE"
 
 
 def parse(text: str, devices: int) -> Foreign:
