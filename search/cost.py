@@ -39,6 +39,7 @@ from autoshard.search.roofline import (
     waiting,
 )
 from autoshard.search.work import PRODUCTS, Pass, joined_bytes, passes
+from autoshard.search.working import kept_by_product
 from autoshard.sharding.layout import (
     Layout,
     R,
@@ -336,6 +337,52 @@ def keepers(graph: ModelGraph, weights: frozenset[str]) -> dict[tuple[str, int],
     return out
 
 
+REPEAT = "autoshard.repeat_kv"
+"""Each head of keys or values, as often as there are heads of queries for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Uses of activations that are kept for backward: (operator, index of an operand).
+
+    A node does not list what an operator before it kept already.
+
+    Attributes:
+        listed: by an operator that lists it, or by one that takes it through views.
+        unlisted: by a product that does not list it. Where it is moved for this use, itself or
+            through views, it is a copy of its own.
+    """
+
+    listed: frozenset[tuple[str, int]]
+    unlisted: frozenset[tuple[str, int]]
+
+    @classmethod
+    def of(cls, graph: ModelGraph, weights: frozenset[str]) -> Kept:
+        """Of all uses in a graph."""
+        listed: set[tuple[str, int]] = set()
+        unlisted: set[tuple[str, int]] = set()
+        for node in reversed(graph.nodes):
+            if not node.differentiable or node.is_leaf:
+                continue
+            saved = frozenset(node.saved)
+            grads = [graph.by_name[o].differentiable for o in node.operands]
+            others = kept_by_product(node, grads) - saved
+            if node.op in ALIASES:
+                uses = graph.uses[node.name]
+                if any(use in listed for use in uses):
+                    saved = frozenset(node.roles)
+                elif any(use in unlisted for use in uses):
+                    others = frozenset(node.roles)
+            for index, (role, operand) in enumerate(zip(node.roles, node.operands, strict=True)):
+                if operand in weights or graph.by_name[operand].is_leaf:
+                    continue
+                if role in saved:
+                    listed.add((node.name, index))
+                elif role in others:
+                    unlisted.add((node.name, index))
+        return cls(frozenset(listed), frozenset(unlisted))
+
+
 def kept_bytes(model: CostModel, node: Node, strategy: Strategy, weights: frozenset[str]) -> float:
     """Bytes that an operator keeps for backward, gathered weights apart."""
     if not node.differentiable:
@@ -348,8 +395,21 @@ def kept_bytes(model: CostModel, node: Node, strategy: Strategy, weights: frozen
             index = node.roles.index(role)
             producer = model.graph.by_name[node.operands[index]]
             if producer.name not in weights and not producer.is_leaf:
-                total += model.local_bytes(producer, strategy.operands[index])
+                total += _stored(model, producer, strategy.operands[index])
     return total
+
+
+def _stored(model: CostModel, value: Node, layout: Layout) -> float:
+    """Bytes of memory behind a device's part of a value."""
+    return model.local_bytes(value, layout) / seen_again(model, value, forward_half(layout))
+
+
+def seen_again(model: CostModel, value: Node, half: Layout) -> int:
+    """How often a device's part of a value shows the same memory: one head for many queries."""
+    if value.family != REPEAT:
+        return 1
+    heads = model.local_shape(value, half)[1]
+    return heads if heads <= int(str(value.attrs["n"])) else 1
 
 
 @dataclass(slots=True)
@@ -363,6 +423,8 @@ class EdgeTable:
         gathered: bytes of a gathered weight that is kept for backward; None where there are none.
         again: seconds of gathering it again instead.
         forward: the part of ``seconds`` that is spent in forward; None: all of it.
+        kept: bytes that are kept for backward because of how the operand comes, beside those of the
+            node's own part; None where there are none.
     """
 
     seconds: Floats
@@ -371,6 +433,7 @@ class EdgeTable:
     gathered: Floats | None = None
     again: Floats | None = None
     forward: Floats | None = None
+    kept: Floats | None = None
 
     def value(self, exposed: float, per_byte: float, *, floor: bool = False) -> Floats:
         """The table at one price of exposed gradients and of memory."""
@@ -380,6 +443,8 @@ class EdgeTable:
             out = out + exposed * late
         if self.gathered is not None and per_byte and self.again is not None:
             out = out + np.minimum(per_byte * self.gathered, self.again)
+        if self.kept is not None and per_byte:
+            out = out + per_byte * self.kept
         return out
 
 
@@ -450,6 +515,7 @@ class _Builder:
         self.graph = model.graph
         self.weights = weight_values(self.graph)
         self.keeps = keepers(self.graph, self.weights)
+        self.kept = Kept.of(self.graph, self.weights)
         self.halves = Halves(model.resharder)
         self._columns: dict[tuple[int, int], _Columns] = {}
         self._pairs: dict[Layout, tuple[int, int]] = {}
@@ -544,6 +610,8 @@ class _Builder:
             producer.differentiable and consumer.differentiable,
             producer.op == "parameter",
             self.keeps.get((consumer.name, index)),
+            (consumer.name, index) in self.kept.listed,
+            (consumer.name, index) in self.kept.unlisted,
             not consumer.is_leaf and index in self.model.rules[consumer.name].mutates,
         )
 
@@ -614,6 +682,9 @@ class _Builder:
             if producer.op == "parameter":
                 gradient = self._defer(producer, given, taken, gradient, table)
             table.seconds, table.forward = forward + gradient, forward
+        held = self._kept(producer, (consumer.name, index), given, taken, to)
+        if held is not None:
+            table.kept = held[rows[:, None], columns[None, :]]
         if times := self.keeps.get((consumer.name, index)):
             must = self.halves.gathers(given.forward, taken.forward)
             if must.any():
@@ -626,6 +697,24 @@ class _Builder:
                     )
         return table
 
+    def _kept(
+        self, value: Node, use: tuple[str, int], given: _Columns, taken: _Columns, to: Floats
+    ) -> Floats | None:
+        """What is kept beside the consumer's own part, by halves of producer and consumer."""
+        own = self._local_bytes(value, taken.forward)[None, :]
+        if use in self.kept.unlisted:
+            # What is sent is received into memory of its own.
+            return np.where(to > 0, own, 0.0)
+        if use not in self.kept.listed:
+            return None
+        if value.family == REPEAT:
+            layouts = [self.halves.layouts[h] for h in taken.forward.tolist()]
+            again = np.array([seen_again(self.model, value, half) for half in layouts])
+            return np.where(to > 0, own * (1 - 1 / again)[None, :], 0.0)
+        # A slice is a view: it keeps all of what it is cut from.
+        whole = self._local_bytes(value, given.forward)[:, None]
+        return np.where((to == 0) & (whole > own), whole - own, 0.0)
+
     def _defer(
         self, node: Node, given: _Columns, taken: _Columns, gradient: Floats, table: EdgeTable
     ) -> Floats:
@@ -636,9 +725,7 @@ class _Builder:
         masks = np.where(still[given.forward_row[:, None], taken.forward_row[None, :]], masks, 0)
         if not masks.any():
             return gradient
-        sizes = np.array(
-            [self.halves.local_bytes(node.shape, node.itemsize, int(h)) for h in given.forward]
-        )[given.forward_row]
+        sizes = self._local_bytes(node, given.forward)[given.forward_row]
         table.deferred = np.zeros_like(gradient)
         table.floor = np.zeros_like(gradient)
         for mask in np.unique(masks[masks > 0]).tolist():
@@ -671,11 +758,13 @@ class _Builder:
     def _gathered(
         self, node: Node, taken: _Columns, must: NDArray[np.bool_], table: EdgeTable
     ) -> None:
-        sizes = np.array(
-            [self.halves.local_bytes(node.shape, node.itemsize, int(h)) for h in taken.forward],
-            dtype=np.float64,
-        )[taken.forward_row]
+        sizes = self._local_bytes(node, taken.forward)[taken.forward_row]
         table.gathered = np.where(must, sizes[None, :], 0.0)
+
+    def _local_bytes(self, node: Node, halves: Ints) -> Ints:
+        """Bytes of a device's part of a value in each of some halves."""
+        sizes = [self.halves.local_bytes(node.shape, node.itemsize, h) for h in halves.tolist()]
+        return np.array(sizes, np.int64)
 
 
 def _numbered(values: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

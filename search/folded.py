@@ -269,15 +269,17 @@ class Folded:
                 if hidden and repeated:
                     out = out - hidden * np.where(np.isinf(forward), 0.0, forward)
                 seconds[factor] += self._flat(factor, out)
-                if table_.gathered is None or table_.again is None or repeated:
+                keeps = weights.kept[part] and not repeated and not (whole and self.is_block[part])
+                if keeps and table_.kept is not None:
+                    num_bytes[factor] += weights.kept[part] * self._flat(factor, table_.kept)
+                if not keeps or table_.gathered is None or table_.again is None:
                     continue
-                if weights.kept[part] and not (whole and self.is_block[part]):
-                    for held, values, weight in (
-                        (gathered, table_.gathered, weights.kept[part]),
-                        (gather_again, table_.again, weights.backward[part] - hidden),
-                    ):
-                        added = self._flat(factor, scaled(weight, values))
-                        held[factor] = held[factor] + added if factor in held else added
+                for held, values, weight in (
+                    (gathered, table_.gathered, weights.kept[part]),
+                    (gather_again, table_.again, weights.backward[part] - hidden),
+                ):
+                    added = self._flat(factor, scaled(weight, values))
+                    held[factor] = held[factor] + added if factor in held else added
         self._crossing(schedule, weights, whole, seconds, num_bytes)
         return Sums(tuple(seconds), tuple(num_bytes), gathered, gather_again)
 

@@ -137,6 +137,8 @@ class Problem:
                 dropped = np.array([e in regather for e in edges.tolist()])
                 seconds += float(np.where(dropped, table.again[ends], 0.0).sum())
                 num_bytes += float(np.where(dropped, 0.0, table.gathered[ends]).sum())
+            if table.kept is not None:
+                num_bytes += float(table.kept[ends].sum())
         return Assignment(choice, regather, seconds, num_bytes)
 
     def solve(self, exposed: float, limit: float | None) -> Answer:

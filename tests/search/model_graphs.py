@@ -135,32 +135,17 @@ class Builder:
             attrs={"shape": (b, s, d)},
             shape=(b, s, d),
         )
-        return self.linear(f"{name}_o", joined, d)
+        # Of the same storage as the core's result, which is kept already.
+        return self.linear(f"{name}_o", joined, d, first=False)
 
     def repeat(self, name: str, x: str, times: int) -> str:
         b, h, s, d = self.by_name[x].shape
-        expand = self.add(
-            f"{name}_u",
-            "aten.reshape.default",
-            (x,),
-            roles=("self",),
-            attrs={"shape": (b, h, 1, s, d)},
-            shape=(b, h, 1, s, d),
-        )
-        expand = self.add(
-            f"{name}_e",
-            "aten.expand.default",
-            (expand,),
-            roles=("self",),
-            attrs={"size": (b, h, times, s, d)},
-            shape=(b, h, times, s, d),
-        )
         return self.add(
             name,
-            "aten.reshape.default",
-            (expand,),
-            roles=("self",),
-            attrs={"shape": (b, h * times, s, d)},
+            "autoshard.repeat_kv",
+            (x,),
+            roles=("input",),
+            attrs={"n": times},
             shape=(b, h * times, s, d),
         )
 

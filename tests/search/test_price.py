@@ -178,9 +178,11 @@ def test_the_tables_sum_to_the_memory_at_the_turn(
     program = program_of_assignment(model, problem, found, ("data", "model")[: len(sizes)])
     walk = MemoryWalk(model, program)
     memory = walk.run(None)
-    # The tables do not see outputs, nor what a slice of a kept value holds fast.
+    # The tables do not see outputs, nor what a slice holds fast of what was gathered for it: nobody
+    # does that where time counts beside memory.
     assert found.num_bytes <= memory.allocated_bytes
-    assert 0.7 * walk.turn_bytes <= found.num_bytes <= 1.02 * walk.turn_bytes
+    least = 0.6 if per_byte == 1e-3 else 0.95
+    assert least * walk.turn_bytes <= found.num_bytes <= 1.02 * walk.turn_bytes
     assert price(model, program).blocking_s == pytest.approx(
         problem.measure(found.choice, 0.0, found.regather).seconds, rel=1e-9
     )

@@ -342,7 +342,7 @@ def test_zero_bubble_splits_backward_and_all_else_stays(solved: Solved, recomput
         assert two.forward_s == pytest.approx(one.forward_s)
         assert two.backward_s == pytest.approx(one.backward_s, rel=1e-3)
         assert one.weight_s == 0.0
-        assert 0.2 * two.backward_s < two.weight_s < 0.8 * two.backward_s
+        assert 0.15 * two.backward_s < two.weight_s < 0.8 * two.backward_s
     assert apart.step_time.total_s < whole.step_time.total_s
     assert [t.action.task for t in apart.timeline].count("W") == 4 * 8
     sent = [sorted((g.op, g.axes, g.total_bytes) for g in s.collectives) for s in (whole, apart)]

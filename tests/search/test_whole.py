@@ -20,10 +20,13 @@ from autoshard.planner.family import Family, family_of
 from autoshard.search import solve
 from autoshard.search.bounds import Least, divides, step_of_parts, ways
 from autoshard.search.divided import Divided
+from autoshard.search.folded import Weights
 from autoshard.search.inner import Prepared
+from autoshard.search.problem import LEANEST
 from autoshard.search.sampler import SAMPLERS, BoundSampler
 from autoshard.search.scheduled import Scheduled
 from autoshard.search.space import Arrangement, Range, arrangements
+from autoshard.search.walk import MemoryWalk
 from autoshard.search.whole import BestFirst, Problems, Result, search_whole
 from autoshard.workers import Workers
 from tests.search.model_graphs import llama, mlp
@@ -476,3 +479,39 @@ def test_workers_find_what_one_process_finds(
     assert together.arrangement == alone.arrangement
     assert together.found.step == alone.found.step
     assert together.alternatives == alone.alternatives
+
+
+@pytest.mark.parametrize("price", [0.0, 1e-12, 1e-11, 1e-10, LEANEST])
+@pytest.mark.parametrize(("data", "context", "model"), [(4, 1, 1), (1, 1, 4), (2, 1, 4), (2, 2, 2)])
+def test_tables_keep_for_backward_what_the_step_keeps(
+    data: int, context: int, model: int, price: float
+) -> None:
+    cluster = reserved("h100", data * context * model)
+    inner = problems("wide", cluster)
+    a = Arrangement(
+        pipeline=1,
+        replica=1,
+        data=data,
+        context=context,
+        model=model,
+        micro_batch=8 // data,
+        microbatches=1,
+        virtual_stages=1,
+        recompute="none",
+    )
+    folded = inner.folded(a)
+    part = folded.is_block.index(True) + 1
+    one = tuple(float(i == part) for i in range(len(folded.parts)))
+    every = (1.0,) * len(folded.parts)
+    none = (0.0,) * len(folded.parts)
+    weights = {"update": none, "late": none, "stored": none}
+    timed = Weights(forward=every, backward=every, kept=every, **weights)
+    _, tied = folded.minimum(folded.sums(a.schedule(), timed), price)
+    held = Weights(forward=none, backward=none, kept=one, **weights)
+    tables = folded.measure(folded.sums(a.schedule(), held), tied.choice, tied.again).num_bytes
+    walk = MemoryWalk(folded.model, folded.program(tied))
+    walk.run(None)
+    run = folded.parts[part]
+    names = [n.name for n in folded.graph.nodes[run.start : run.end]]
+    kept = {s for name in names for s in walk.saves.get(name, ())}
+    assert tables == pytest.approx(sum(walk.sizes[s] for s in kept), rel=0.01)
