@@ -86,7 +86,7 @@ class Configuration:
     @property
     def uses(self) -> tuple[AxisUse, ...]:
         """What each axis is for."""
-        named: dict[str, AxisUse] = {"context": "context"}
+        named: dict[str, AxisUse] = {"context": "context", "expert": "expert"}
         only: AxisUse = "any"
         if self.strategy in ("hybrid", "data+tensor", "fsdp+tensor"):
             named["model"] = "tensor"

@@ -23,6 +23,8 @@ from autoshard.planner.plan import Plan
 from autoshard.planner.progress import Progress, reporter
 from autoshard.planner.request import (
     CONTEXT,
+    EXPERT,
+    check_experts,
     check_sizes,
     check_strategy,
     resolve_cluster,
@@ -268,6 +270,7 @@ def optimize(
             f"the graph {captured.graph.name} is of mode {captured.graph.mode!r}, asked for was "
             f"mode {mode!r}; choose that mode, or give the model itself"
         )
+    check_experts(captured.graph, (request.forced or {}).get(EXPERT, 1))
     from autoshard.planner.measured import fastest_run
     from autoshard.search import Asked, alternatives, explained, search
 
@@ -403,7 +406,7 @@ def estimate(
         model: see :func:`optimize`.
         example_inputs: see there; of one microbatch.
         mesh: axis sizes; ``pipeline`` says how many stages, ``context`` how many devices share the
-            tokens of a sample.
+            tokens of a sample, ``expert`` how many the experts of a layer.
         cluster: see there.
         devices: see there.
         global_batch: samples of one step, all microbatches.
@@ -462,8 +465,10 @@ def estimate(
     ).on_stage(sizes, stages)
     assert request.mesh is not None
     axes = dict(zip(request.mesh.axis_names, request.mesh.sizes, strict=True))
-    chosen, batch = schedule_of(execution, stages, axes["data"], global_batch, axes.get(CONTEXT, 1))
+    samples = axes["data"] * axes.get(EXPERT, 1)
+    chosen, batch = schedule_of(execution, stages, samples, global_batch, axes.get(CONTEXT, 1))
     captured = captured or request.capture(model, example_inputs, batch, seq_len, dtype)
+    check_experts(captured.graph, axes.get(EXPERT, 1))
     from autoshard.search import Configuration
 
     return price(

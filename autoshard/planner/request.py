@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from autoshard.candidates import EXPERTS
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, RequestError, UnknownNameError
+from autoshard.graph import ModelGraph
 from autoshard.plan import MeshDocument
 
 AXES = ("data", "model")
@@ -17,6 +19,12 @@ AXES = ("data", "model")
 SHORT_AXES = {"dp": "data", "tp": "model", "pp": "pipeline", "cp": "context", "ep": "expert"}
 CONTEXT = "context"
 """Axis that cuts the tokens of each sample; priced where a mesh names it, not searched."""
+
+EXPERT = "expert"
+"""Axis that cuts samples and, of layers of experts, the experts; priced where a mesh names it."""
+
+NAMED = (AXES[0], EXPERT, CONTEXT, *AXES[1:])
+"""Axes that a mesh may name, outermost first."""
 
 ALL_AXES = ("pipeline", "data", "model", "context", "expert")
 STRATEGIES = ("auto", "data", "fsdp", "tensor", "hybrid")
@@ -88,13 +96,13 @@ def resolve_mesh(mesh: str | Mapping[str, int] | None, devices: int) -> MeshDocu
             raise MeshError(f"mesh {mesh!r}: axis {name!r} has size {size!r}; sizes are 1, 2, ...")
         if axis in named:
             raise MeshError(f"mesh {mesh!r} names axis {axis!r} twice")
-        if axis not in (*AXES, CONTEXT) and size > 1:
+        if axis not in NAMED and size > 1:
             raise MeshError(
                 f"mesh {mesh!r}: axis {axis!r} (size {size}) is not planned yet; "
                 f"this version plans over {' and '.join(AXES)}"
             )
         named[axis] = size
-    axes = AXES if named.get(CONTEXT, 1) == 1 else (AXES[0], CONTEXT, *AXES[1:])
+    axes = tuple(axis for axis in NAMED if axis in AXES or named.get(axis, 1) > 1)
     out = tuple(named.get(axis, 1) for axis in axes)
     if prod(out) != devices:
         raise MeshError(
@@ -103,6 +111,21 @@ def resolve_mesh(mesh: str | Mapping[str, int] | None, devices: int) -> MeshDocu
             + ", ".join(f"{d}x{devices // d}" for d in _divisors(devices))
         )
     return MeshDocument(axis_names=axes, sizes=out)
+
+
+def check_experts(graph: ModelGraph, size: int) -> None:
+    """Refuse an axis ``expert`` that does not divide the experts of every layer that has some.
+
+    Raises:
+        MeshError: says how many experts there are.
+    """
+    counts = {int(str(n.attrs["experts"])) for n in graph.nodes if n.family == EXPERTS}
+    if size > 1 and (not counts or any(count % size for count in counts)):
+        have = f"layers of {', '.join(map(str, sorted(counts)))}" if counts else "none"
+        raise MeshError(
+            f"expert={size} does not divide the experts of {graph.name}, which has {have}; give "
+            "these devices to data"
+        )
 
 
 def read_mesh(text: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ from autoshard.errors import InfeasibleError, MeshError, RequestError, UnknownNa
 from autoshard.graph import Mode
 from autoshard.kernels import STYLES, Style
 from autoshard.planner.family import family_of
-from autoshard.planner.request import CONTEXT, check_sizes
+from autoshard.planner.request import CONTEXT, EXPERT, check_sizes
 from autoshard.search.throughput import Asked, Busiest, busiest
 
 if TYPE_CHECKING:
@@ -99,10 +99,11 @@ class Purpose:
                 "objective 'throughput' looks for the batch; leave global_batch out, or choose "
                 "objective 'latency'"
             )
-        if mode != "train" and mesh is not None and mesh.get(CONTEXT, 1) > 1:
-            raise MeshError(
-                f"inference is planned over data and model; leave axis {CONTEXT!r} out of the mesh"
-            )
+        for axis in (CONTEXT, EXPERT):
+            if mode != "train" and mesh is not None and mesh.get(axis, 1) > 1:
+                raise MeshError(
+                    f"inference is planned over data and model; leave axis {axis!r} out of the mesh"
+                )
         return cls(
             mode=cast("Mode", mode),
             tokens=context if mode == "decode" else seq_len,
