@@ -8,8 +8,9 @@ say no sooner: everything that is stored, cut over all devices; and the leanest 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph
@@ -114,13 +115,27 @@ class Least:
 
 
 class Feasible:
-    """One request under any memory limit; tables are built once a configuration."""
+    """One request under any memory limit; tables are built once a configuration.
+
+    A configuration fits where its leanest program does. Where that one does not, another may, whose
+    exact figures are a little below its sum: only those near the limit are solved.
+    """
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.prepared = asked.prepared or Prepared(asked.graph)
-        self._inner: dict[Configuration, InnerSearch] = {}
+        self._inner: dict[tuple[Configuration, frozenset[str]], InnerSearch] = {}
         self._least: dict[Shape, float] = {}
+
+    def demanding(self, **demands: Any) -> Feasible:
+        """The same model on the same cluster with other demands; tables are shared.
+
+        Args:
+            demands: of :class:`Asked`: ``strategy``, ``mesh``, ``trials``, or some of its ``pins``.
+        """
+        other = Feasible(replace(self.asked, prepared=self.prepared, **demands))
+        other._inner = self._inner
+        return other
 
     def fits(self) -> bool:
         """Whether the search would find a plan."""
@@ -129,10 +144,18 @@ class Feasible:
     @cached_property
     def least(self) -> Least:
         """How little memory would do."""
-        best = min((self._leanest(c) for c in self.asked.space), key=lambda m: m.total_bytes)
+        first, *others = sorted(self.asked.space, key=self._bound)
+        best = self._leanest(first)
+        for configuration in others:
+            if self._bound(configuration) > SURE * best.total_bytes:
+                break
+            best = min(best, self._leanest(configuration), key=lambda m: m.total_bytes)
         step = 10 ** max(0, len(str(best.total_bytes)) - DIGITS)
-        high = -(-best.total_bytes // step)
-        low = min(high - 1, int(min(map(self._bound, self.asked.space)) / SURE / step))
+        high, less = -(-best.total_bytes // step), 1
+        # The leanest program seldom takes more than the least.
+        while (found := self._under((high - less) * step)) is not None:
+            best, high, less = found, high - less, 2 * less
+        low = high - less
         while high - low > 1:
             middle = (low + high) // 2
             found = self._under(middle * step)
@@ -143,20 +166,19 @@ class Feasible:
         return Least(high * step, step, best)
 
     def _under(self, limit: int) -> Memory | None:
+        near = []
         for configuration in self.asked.space:
-            if self._may(configuration, limit):
-                found = self._at(configuration, limit)
-                if found.fits:
-                    return found
+            if self._bound(configuration) > SURE * limit:
+                continue
+            least = self._leanest(configuration)
+            if least.total_bytes <= limit:
+                return least
+            near.append((least.total_bytes, configuration))
+        for _, configuration in sorted(near, key=lambda pair: pair[0]):
+            found = self._search(configuration).closest(limit)[1].memory
+            if found.fits:
+                return found
         return None
-
-    def _may(self, configuration: Configuration, limit: int) -> bool:
-        """Whether nothing rules a configuration out before it is solved."""
-        return self._least.get(_shape(configuration), 0.0) <= SURE * limit
-
-    def _at(self, configuration: Configuration, limit: int) -> Memory:
-        self._bound(configuration)
-        return self._search(configuration).closest(limit)[1].memory
 
     def _leanest(self, configuration: Configuration) -> Memory:
         return self._search(configuration).leanest()[1].memory
@@ -175,9 +197,10 @@ class Feasible:
         return self._least[shape]
 
     def _search(self, configuration: Configuration) -> InnerSearch:
-        if configuration not in self._inner:
-            asked = self.asked
-            self._inner[configuration] = inner_search(
+        asked = self.asked
+        key = configuration, frozenset(asked.pins)
+        if key not in self._inner:
+            self._inner[key] = inner_search(
                 asked.graph,
                 asked.cluster,
                 configuration.sizes,
@@ -188,7 +211,7 @@ class Feasible:
                 pins=pinned(configuration, asked.pins),
                 prepared=self.prepared,
             )
-        return self._inner[configuration]
+        return self._inner[key]
 
 
 def _shape(configuration: Configuration) -> Shape:

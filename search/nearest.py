@@ -14,7 +14,7 @@ from typing import Any
 
 from autoshard.errors import AutoshardError, InfeasibleError
 from autoshard.graph import ModelGraph
-from autoshard.search.feasible import Asked, Feasible, Least, is_hopeless
+from autoshard.search.feasible import Asked, Feasible, is_hopeless
 from autoshard.search.inner import Prepared
 from autoshard.search.ladder import devices_at, divisors, first, place_of
 from autoshard.search.memory import OPTIMIZERS
@@ -39,26 +39,28 @@ def explained(error: InfeasibleError, asked: Asked, regraph: Regraph | None) -> 
         regraph: rebuilds the model; None where its inputs are fixed.
     """
     asked = replace(asked, prepared=asked.prepared or Prepared(asked.graph))
-    least = Feasible(asked).least
+    feasible = Feasible(asked)
+    least = feasible.least
     memory = least.memory.model_copy(update={"limit_bytes": asked.limit})
     return InfeasibleError(
         str(error).splitlines()[0],
         binding=binding(memory),
-        nearest=_Nearest(asked, regraph, least).changes(),
+        nearest=_Nearest(feasible, regraph).changes(),
     )
 
 
-def fits(asked: Asked) -> bool:
+def fits(feasible: Feasible) -> bool:
     """Whether the search would find a plan; no request that cannot be has one."""
     try:
-        return Feasible(asked).fits()
+        return feasible.fits()
     except AutoshardError:
         return False
 
 
 class _Nearest:
-    def __init__(self, asked: Asked, regraph: Regraph | None, least: Least) -> None:
-        self.asked, self.regraph, self.least = asked, regraph, least
+    def __init__(self, feasible: Feasible, regraph: Regraph | None) -> None:
+        self.feasible, self.regraph = feasible, regraph
+        self.asked = feasible.asked
 
     def changes(self) -> Iterator[str]:
         """Each in words, the cheapest to make first."""
@@ -67,7 +69,7 @@ class _Nearest:
         yield from self._batch()
         yield from self._length()
         yield from self._optimizer()
-        yield f"{self.least.limit / 1e9:.12g} GB on each device"
+        yield f"{self.feasible.least.limit / 1e9:.12g} GB on each device"
 
     # ---- what was forced --------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ class _Nearest:
             found = [
                 chosen
                 for chosen in combinations(demands, count)
-                if fits(_changed(asked, *(demands[c] for c in chosen)))
+                if fits(self._demanding(*(demands[c] for c in chosen)))
             ]
             for chosen in found:
                 if chosen == ("no constraints",):
@@ -106,9 +108,15 @@ class _Nearest:
         if len(pins) <= MOST_PINS:
             for name in pins:
                 rest = {n: p for n, p in pins.items() if n != name}
-                if not rest or fits(_changed(self.asked, {"pins": rest})):
+                if not rest or fits(self._demanding({"pins": rest})):
                     single.append(f"no constraint on {name}")
         yield from single or ["no constraints"]
+
+    def _demanding(self, *changes: Mapping[str, Any]) -> Feasible:
+        values: dict[str, Any] = {}
+        for change in changes:
+            values |= change
+        return self.feasible.demanding(**values)
 
     # ---- more of the cluster ----------------------------------------------------------------
 
@@ -116,7 +124,7 @@ class _Nearest:
         asked, cluster = self.asked, self.asked.cluster
         if cluster.device.kind == "cpu":
             return  # processes share one machine's memory
-        if asked.mesh is not None and fits(_changed(asked, {"mesh": None})):
+        if asked.mesh is not None and fits(self._demanding({"mesh": None})):
             return
         per_node = cluster.devices_per_node
         most = cluster.devices * MOST_TIMES
@@ -125,7 +133,7 @@ class _Nearest:
 
         def holds(place: int) -> bool:
             larger = cluster.with_devices(devices_at(place, per_node))
-            return fits(_changed(asked, {"cluster": larger, "mesh": None}))
+            return fits(Feasible(replace(asked, cluster=larger, mesh=None)))
 
         low, high = place_of(cluster.devices, per_node) + 1, place_of(most, per_node)
         found = first(low, high, holds)
@@ -166,7 +174,7 @@ class _Nearest:
                 return False
             if measured(graph) != sizes[place]:
                 return False  # a stored graph stays as it is
-            return fits(_changed(self.asked, {"graph": graph, "prepared": None}))
+            return fits(Feasible(replace(self.asked, graph=graph, prepared=None)))
 
         found = first(0, len(sizes) - 1, holds)
         return None if found is None else sizes[found]
@@ -180,7 +188,7 @@ class _Nearest:
         now = state(self.asked.optimizer)
         lighter = sorted((n for n in OPTIMIZERS if state(n) < now), key=state, reverse=True)
         for name in lighter:
-            if fits(_changed(self.asked, {"optimizer": name})):
+            if fits(Feasible(replace(self.asked, optimizer=name))):
                 yield f"optimizer {name}"
                 return
 
@@ -196,10 +204,3 @@ def length_of(graph: ModelGraph) -> int | None:
         if node.dtype.startswith("int") and len(node.shape) == 2 and node.shape[0] == graph.batch:
             return node.shape[1]
     return None
-
-
-def _changed(asked: Asked, *changes: Mapping[str, Any]) -> Asked:
-    values: dict[str, Any] = {}
-    for change in changes:
-        values |= change
-    return replace(asked, **values)
