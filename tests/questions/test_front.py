@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,10 @@ GRAPH = llama(2, batch=8)
 H100 = replace(Cluster.preset("h100", 8), reserve_bytes=0, reserve=None)
 
 
-def full(devices: int = 4) -> FullSpace:
+@cache
+def full() -> FullSpace:
     family = Family(Growth(llama(3, 2), llama(3, 4)), 4)
-    cluster = H100.with_devices(devices)
+    cluster = H100.with_devices(2)
     points = arrangements(cluster, 8, family.blocks, axes={"pipeline": (1, 2)})
     return FullSpace(points, Problems(family.few, family.blocks, cluster))
 
@@ -53,7 +55,7 @@ def test_no_answer_of_the_plain_search_is_faster_than_the_front() -> None:
 
 
 def test_nothing_that_was_priced_is_faster_and_smaller_than_a_point_of_the_full_front() -> None:
-    space = full(2)
+    space = full()
     points = sweep(space.best, space.limit, 0.1)
     check(points)
     limits = [p.memory.total_bytes for p in points]
@@ -66,7 +68,7 @@ def test_nothing_that_was_priced_is_faster_and_smaller_than_a_point_of_the_full_
 
 
 def test_a_study_of_two_objectives_finds_nothing_better(tmp_path: Path) -> None:
-    space = full(2)
+    space = full()
     exact = sweep(space.best, space.limit, 0.05)
     storage = f"sqlite:///{tmp_path / 'front.db'}"
 

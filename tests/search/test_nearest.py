@@ -136,7 +136,7 @@ def test_every_change_fits_and_a_step_less_does_not(name: str) -> None:
     assert {kind for kind, _, _ in found} >= CASES[name].kinds
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     devices=st.sampled_from([1, 2, 4, 8, 16]),
     share=st.floats(0.05, 0.95),

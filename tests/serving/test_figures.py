@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from autoshard.plan import Schedule
 from autoshard.planner import Plan
 from autoshard.planner.capture import capture
 from autoshard.search import solve
-from autoshard.search.inner import Solution
+from autoshard.search.inner import Prepared, Solution
 from tests.serving.models import GPT2, LLAMA
 
 LARGE: dict[str, Any] = {
@@ -30,9 +31,23 @@ LARGE: dict[str, Any] = {
 H100 = Cluster.preset("h100", devices=8)
 
 
+@cache
+def large(context: int, batch: int) -> Prepared:
+    found = capture(LARGE, batch=batch, seq_len=context, dtype="bfloat16", mode="decode")
+    return Prepared(found.graph)
+
+
 def decoded(context: int, batch: int, cluster: Cluster, sizes: tuple[int, int]) -> Solution:
-    graph = capture(LARGE, batch=batch, seq_len=context, dtype="bfloat16", mode="decode").graph
-    return solve(graph, cluster, sizes, ("data", "model"), optimizer="none", style="fused")
+    ready = large(context, batch)
+    return solve(
+        ready.graph,
+        cluster,
+        sizes,
+        ("data", "model"),
+        optimizer="none",
+        style="fused",
+        prepared=ready,
+    )
 
 
 def faster(cluster: Cluster, times: float) -> Cluster:
@@ -63,8 +78,8 @@ def test_time_and_cache_grow_with_context() -> None:
 def test_nothing_is_faster_than_reading_weights_and_cache_once(batch: int) -> None:
     """On one device: all weights but the embedding's rows, and the whole cache, by bandwidth."""
     one = Cluster.preset("h100", devices=1)
-    graph = capture(LARGE, batch=batch, seq_len=4096, dtype="bfloat16", mode="decode").graph
-    found = solve(graph, one, (1, 1), ("data", "model"), optimizer="none", style="fused")
+    graph = large(4096, batch).graph
+    found = decoded(4096, batch, one, (1, 1))
     read = sum(n.num_bytes for n in graph.parameters.values())
     read -= graph.parameters["model.embed_tokens.weight"].num_bytes
     read += sum(n.num_bytes for n in graph.inputs.values() if n.is_cache)
@@ -211,11 +226,15 @@ def test_a_graph_of_another_mode_is_refused() -> None:
         autoshard.what_if(LLAMA, ["link=2x"], cluster=H100, mode="prefill", progress=False)
 
 
+@pytest.fixture(scope="module")
+def short() -> Plan:
+    return autoshard.optimize(LLAMA, cluster=H100, mode="decode", context=8, progress=False)
+
+
 @pytest.mark.parametrize("question", ["what_if", "why_not", "export"])
-def test_questions_of_training_are_refused(question: str) -> None:
-    plan = autoshard.optimize(LLAMA, cluster=H100, mode="decode", context=8, progress=False)
+def test_questions_of_training_are_refused(question: str, short: Plan) -> None:
     with pytest.raises(RequestError, match=f"{question} is of plans for training"):
-        getattr(plan, question)("data=8" if question == "why_not" else "hf")
+        getattr(short, question)("data=8" if question == "why_not" else "hf")
 
 
 def test_what_does_not_fit_says_what_fills_the_memory() -> None:
