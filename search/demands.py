@@ -8,8 +8,7 @@ from typing import Any
 
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, UnknownNameError
-from autoshard.search.space import AXES, MICRO_BATCHES, Arrangement, Range, arrangements
-from autoshard.search.space import VIRTUAL as VIRTUAL_STAGES
+from autoshard.search.space import AXES, Arrangement, Range, arrangements
 from autoshard.sharding.spec import PartitionSpec
 
 MICRO_BATCH = "micro-batch"
@@ -52,14 +51,7 @@ class Demands:
         """
         axes = {name: r for name, r in self.sizes.items() if name in AXES}
         every = arrangements(
-            cluster,
-            global_batch,
-            blocks,
-            tokens=tokens,
-            experts=experts,
-            axes=axes,
-            micro_batches=self._tried(MICRO_BATCH, MICRO_BATCHES),
-            virtual_stages=self._tried(VIRTUAL, VIRTUAL_STAGES),
+            cluster, global_batch, blocks, tokens=tokens, experts=experts, axes=axes
         )
         kinds = sorted({a.recompute for a in every})
         for kind in self.recompute:
@@ -73,11 +65,6 @@ class Demands:
                 f"{global_batch} samples of a step has {', '.join(self.words)}; leave one out"
             )
         return found
-
-    def _tried(self, name: str, usual: tuple[int, ...]) -> tuple[int, ...]:
-        """The usual numbers, or the one that is asked for, whatever it is."""
-        least, most = self.sizes.get(name, (1, None))
-        return (least,) if least == most else usual
 
     def _holds(self, cluster: Cluster) -> Callable[[Arrangement], bool]:
         units: dict[str, int | None] = {}

@@ -20,18 +20,18 @@ blocks evenly, neither alone nor with both ends as a block each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import gcd, prod
 
 from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
-from autoshard.errors import MeshError, RequestError, UnknownNameError
+from autoshard.errors import MeshError, UnknownNameError
 from autoshard.kernels import Style
 from autoshard.plan import MeshDocument, Schedule
 from autoshard.search.bounds import divides
 from autoshard.search.ladder import divisors
-from autoshard.search.pipeline import check
 
 AXES = ("pipeline", "replica", "data", "expert", "context", "model")
 USES: Mapping[str, AxisUse] = {
@@ -41,12 +41,6 @@ USES: Mapping[str, AxisUse] = {
     "context": "tokens",
     "model": "tensor",
 }
-
-MICRO_BATCHES = (1, 2, 4, 8, 16)
-"""Samples of a microbatch on one device along ``data`` that are tried, beside all at once."""
-
-VIRTUAL = (1, 2, 4, 8)
-"""Chunks of a rank that are tried."""
 
 Range = tuple[int, int | None]
 """Least and most (None: any) size of an axis."""
@@ -159,8 +153,6 @@ def arrangements(
     experts: int = 1,
     axes: Mapping[str, Range] | None = None,
     recompute: tuple[str, ...] = ("none", "full"),
-    micro_batches: Sequence[int] = MICRO_BATCHES,
-    virtual_stages: Sequence[int] = VIRTUAL,
 ) -> list[Arrangement]:
     """Every arrangement of the cluster's devices for a step of ``global_batch`` samples.
 
@@ -172,8 +164,6 @@ def arrangements(
         experts: of a layer, that ``expert`` divides; 1: it has none.
         axes: least and most size of some axes.
         recompute: kinds of recomputation that are tried.
-        micro_batches: samples of a microbatch that are tried, beside all at once.
-        virtual_stages: chunks of a rank that are tried.
 
     Raises:
         UnknownNameError: no such axis.
@@ -208,14 +198,12 @@ def arrangements(
                 if global_batch % groups or not may_all(replica, data, expert, context, model):
                     continue
                 each = global_batch // groups
-                for micro in sorted({*(n for n in micro_batches if each % n == 0), each}):
+                for micro in reversed(divisors(each)):
                     common = gcd(micro, context)
                     others = replica, data * common, expert, context // common, model
                     if common > 1 and may_all(*others):
                         continue
-                    for virtual in virtual_stages:
-                        if not _runs(p, virtual, each // micro, blocks):
-                            continue
+                    for virtual in _chunks(p, each // micro, blocks):
                         out += [
                             Arrangement(
                                 pipeline=p,
@@ -262,19 +250,13 @@ def _replicas(cluster: Cluster, data: int, share: int) -> list[int]:
     return sorted(out)
 
 
-def _runs(stages: int, virtual: int, microbatches: int, blocks: int) -> bool:
-    """Whether a pipeline of so many chunks can be run."""
+@cache
+def _chunks(stages: int, microbatches: int, blocks: int) -> tuple[int, ...]:
+    """How many chunks each rank of a pipeline may have."""
     if stages == 1:
-        return virtual == 1
-    if not divides(blocks, stages * virtual):
-        return False
-    if virtual > 1 and microbatches % stages:
-        return False
-    try:
-        check("interleaved" if virtual > 1 else "1f1b", stages, virtual, microbatches)
-    except RequestError:
-        return False
-    return True
+        return (1,)
+    most = range(2, blocks // stages + 1) if microbatches % stages == 0 else ()
+    return (1, *(n for n in most if divides(blocks, stages * n)))
 
 
 def _nothing(cluster: Cluster, global_batch: int, blocks: int, allowed: Mapping[str, Range]) -> str:

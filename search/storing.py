@@ -1,26 +1,33 @@
-"""What it costs at least that parameters do not fit whole: gathers for each microbatch.
+"""What parameters cost at least in each microbatch: adding their gradients up, or messages.
 
-A parameter of w bytes that is whole along ``data`` and ``context`` takes w and as much for its
-gradient; in parts it takes next to nothing, but each microbatch gathers it for forward, again for
-backward where backward reads it or computes its product again, and scatters its gradient. Keeping
-what was gathered takes half of what a whole one does and saves less than half of that time, so the
-least time for the bytes that are left is that of whole parameters, the dearest ones first.
+Where a step has several microbatches, the gradients of a whole parameter are added to the sum of
+those before. A parameter of w bytes that is whole along ``data`` and ``context`` takes w and as
+much for its gradient; in parts it takes next to nothing and adds a part only, but each microbatch
+gathers it for forward, again for backward where backward reads it or computes its product again,
+and scatters its gradient. So each takes at least the less of the two.
+
+What does not fit whole has no choice. Of one that is gathered twice, what was gathered may be kept:
+that takes half of the bytes of a whole one, and saves the second gather. Beside the least of each
+parameter, the dearest ones are whole until the room is used up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import permutations
 from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph
 from autoshard.plan import Schedule
-from autoshard.search.bounds import runs_of
-from autoshard.search.step import recomputed, segments
+from autoshard.search.step import MASTER_BYTES, recomputed, segments
 from autoshard.sharding.collective import MessageOp
 from autoshard.sharding.layout import Shape
 
+Numbers = NDArray[np.float64]
 Prices = dict[tuple[int, Shape], tuple[float, float]]
 
 
@@ -35,32 +42,45 @@ class Storing:
     def __init__(self, graph: ModelGraph, cluster: Cluster) -> None:
         self.graph, self.cluster = graph, cluster
         self.parts = segments(graph)
-        self.is_block = tuple(part.is_block for part in self.parts)
         self._prices: Prices = {}
-        self._sums: dict[tuple[int, int, str], tuple[float, float]] = {}
-        self._known: dict[str, list[tuple[float, float]]] = {}
+        self._sums: dict[tuple[tuple[int, ...], str], tuple[float, float]] = {}
+        self._known: dict[str, Numbers] = {}
+        sizes = [n.itemsize for n in graph.nodes if n.op == "parameter" and n.differentiable]
+        largest = max(sizes, default=MASTER_BYTES)
+        self._adding = (1 + 2 * MASTER_BYTES / largest) / cluster.copy_bytes_per_second
+        """Least seconds a byte of a whole parameter, for adding its gradient to the sum."""
 
-    def first_stage(
-        self,
-        schedule: Schedule,
-        stands_for: Sequence[int],
-        sizes: Shape,
-        room: float,
-    ) -> float:
-        """Seconds of one microbatch in the first stage; infinite where not even parts fit.
+    def each(self, schedule: Schedule, sizes: Shape) -> Numbers:
+        """Least seconds of one microbatch for the parameters of each segment.
 
         Args:
             schedule: of a step.
-            stands_for: for each segment of the whole model its number in the graph.
             sizes: of a stage's axes replica, data, expert, context and model.
+        """
+        seconds_a_byte = self._least(schedule, sizes)[0] / (sizes[2] * sizes[4])
+        each: Numbers = self._rows(schedule).sum(axis=1) * seconds_a_byte
+        return each
+
+    def first_stage(
+        self, schedule: Schedule, inside: tuple[int, ...], sizes: Shape, room: float
+    ) -> float:
+        """Seconds of one microbatch in the first stage beside :meth:`each`, for want of memory.
+
+        Args:
+            schedule: of a step.
+            inside: how often each segment of the graph is in the first stage.
+            sizes: see :meth:`each`.
             room: bytes that are left where everything is cut over all devices of the stage.
+
+        Returns:
+            Infinite where not even parts fit.
         """
         # As if ``expert`` cut all parameters: it cuts those of experts.
         replica, data, expert, context, model = sizes
         model *= expert
-        once, twice = self._in_first_stage(schedule, stands_for)
-        parts = data * context
-        left = room - 2 * (once + twice) / (model * parts) * (1 - 1 / replica)
+        once, twice = self._inside(schedule, inside)
+        parts, both = data * context, once + twice
+        left = room - 2 * both / (model * parts) * (1 - 1 / replica)
         if min(room, left) < 0:
             return inf
         if parts == 1:
@@ -70,32 +90,40 @@ class Storing:
         twice, fits = max(0.0, twice - fits), max(0.0, fits - twice)
         once = max(0.0, once - fits)
         gather, scatter = self._seconds_a_byte(schedule.stages, sizes)
-        return ((once + 2 * twice) * gather + (once + twice) * scatter) / model
+        least, more = self._least(schedule, sizes)
+        messages = (once + 2 * twice) * gather + (once + twice) * scatter
+        forced = once * more + twice * min(2 * more, more + gather)
+        return max(forced, messages - both * least) / model
 
-    def _in_first_stage(self, schedule: Schedule, stands_for: Sequence[int]) -> tuple[float, float]:
+    def _least(self, schedule: Schedule, sizes: Shape) -> tuple[float, float]:
+        """Of a byte of a parameter: (its least seconds, how much more it takes in parts)."""
+        parts = sizes[1] * sizes[3]
+        adding = self._adding if schedule.microbatches > 1 else 0.0
+        if parts == 1:
+            return adding, 0.0
+        in_parts = sum(self._seconds_a_byte(schedule.stages, sizes)) + adding / parts
+        return min(adding, in_parts), max(0.0, in_parts - adding)
+
+    def _inside(self, schedule: Schedule, inside: tuple[int, ...]) -> tuple[float, float]:
         """Bytes of parameters of the first stage that are gathered once, and twice."""
-        key = schedule.stages, schedule.virtual_stages, schedule.recompute
+        key = inside, schedule.recompute
         if key not in self._sums:
-            rows, whole = self._rows(schedule), [self.is_block[i] for i in stands_for]
-            own = [i for run in runs_of(whole, schedule)[:: schedule.stages] for i in run]
-            once, twice = (sum(rows[stands_for[i]][n] for i in own) for n in (0, 1))
-            self._sums[key] = once, twice
+            once, twice = np.array(inside) @ self._rows(schedule)
+            self._sums[key] = float(once), float(twice)
         return self._sums[key]
 
-    def _rows(self, schedule: Schedule) -> list[tuple[float, float]]:
+    def _rows(self, schedule: Schedule) -> Numbers:
         """Bytes of parameters that are gathered once, and twice, of each segment."""
         kind = schedule.recompute
         if kind not in self._known:
-            out = []
-            for s in self.parts:
+            rows = np.zeros((len(self.parts), 2))
+            for row, s in zip(rows, self.parts, strict=True):
                 nodes = self.graph.nodes[s.start : s.end]
                 again = recomputed(nodes, schedule) if s.is_block else frozenset()
-                row = [0.0, 0.0]
                 for node in nodes:
                     if node.op == "parameter" and node.differentiable:
-                        row[self._is_read_again(node.name, again)] += node.num_bytes
-                out.append((row[0], row[1]))
-            self._known[kind] = out
+                        row[int(self._is_read_again(node.name, again))] += node.num_bytes
+            self._known[kind] = rows
         return self._known[kind]
 
     def _is_read_again(self, name: str, again: frozenset[str]) -> bool:

@@ -20,23 +20,24 @@ from hashlib import sha256
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from autoshard.candidates import AxisUse, Candidates
 from autoshard.cluster import Cluster
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
 from autoshard.kernels import Style
 from autoshard.plan import Alternative, Memory, StepTime
-from autoshard.search.bounds import Least, step_of_parts
 from autoshard.search.cost import CostModel
 from autoshard.search.feasible import SURE
-from autoshard.search.folded import Folded, standing
+from autoshard.search.floors import Floors
+from autoshard.search.folded import Folded
 from autoshard.search.inner import Prepared
 from autoshard.search.memory import optimizer_of
 from autoshard.search.pins import stored
 from autoshard.search.preference import preference
 from autoshard.search.scheduled import Found, Scheduled
 from autoshard.search.space import AXES, USES, Arrangement
-from autoshard.search.storing import Storing
 from autoshard.sharding.spec import PartitionSpec
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Problems:
         self._folded: dict[Mesh, Folded] = {}
         self._scheduled: dict[Arrangement, Scheduled] = {}
         self._found: dict[Arrangement, Found] = {}
-        self._least: Least | None = None
+        self._floors: Floors | None = None
         self.bounded = self.solved = 0
 
     @property
@@ -189,40 +190,25 @@ class Problems:
 
     def prepare(self, space: Sequence[Arrangement]) -> None:
         """Make ready for bounds."""
-        largest = max(a.batch for a in space)
-        self._least = Least(self.graphs(largest), self.cluster, self.style)
-        self._stands_for = standing(self._least.is_block, self.blocks)
         self._most = max(a.micro_batch for a in space)
-        self._storing = Storing(self._least.graph, self.cluster)
-
-    def least(self, a: Arrangement) -> float:
-        """The first bound: work alone; infinite where not even the bytes fit."""
-        assert self._least is not None
-        if self._room(a) < 0:
-            return inf
-        schedule = a.schedule(self.style)
-        return self._least.step_seconds(schedule, self._stands_for, a.batch, a.devices)
-
-    def _room(self, a: Arrangement, kept: Sequence[float] | None = None) -> float:
-        """Bytes left on the first stage where everything is cut over all of its devices.
-
-        ``kept``: what each segment keeps for backward at least, if that is known better.
-        """
-        assert self._least is not None
-        schedule = a.schedule(self.style)
-        stored = self._least.stage_bytes(
-            schedule, self._stands_for, a.batch, a.devices, optimizer_of(self.optimizer), kept
+        self._floors = Floors(
+            self.graphs(max(a.batch for a in space)),
+            self.blocks,
+            self.cluster,
+            optimizer_of(self.optimizer),
+            SURE * self.limit,
+            self.style,
         )
-        return SURE * self.limit - self.cluster.reserve_bytes - stored
 
-    def _stored(self, a: Arrangement, room: float) -> float:
-        """Seconds of the first stage's messages of one microbatch that the memory asks for."""
-        schedule = a.schedule(self.style)
-        return self._storing.first_stage(schedule, self._stands_for, a.sizes, room)
+    @property
+    def floors(self) -> Floors:
+        """The first bounds."""
+        assert self._floors is not None  # prepared
+        return self._floors
 
     def least_bytes(self, a: Arrangement) -> float:
         """What a device of the first stage keeps where all of it is cut over all of them."""
-        return SURE * self.limit - self._room(a)
+        return SURE * self.limit - self.floors.room(a)
 
     def by_share(self, a: Arrangement) -> float:
         """The second bound: the axis ``model`` alone, a share of what the most samples take.
@@ -267,12 +253,8 @@ class Problems:
     def _bound_alone(
         self, a: Arrangement, alone: Folded, shares: int, kept: Sequence[float] | None = None
     ) -> float:
-        stored = self._stored(a, self._room(a, kept))
-        if stored == inf:
-            return inf
-        seconds = [s / shares for s in alone.least_parts(a.recompute)]
-        schedule = a.schedule(self.style)
-        return step_of_parts(schedule, alone.is_block, alone.stands_for, seconds, stored)
+        seconds = np.array(alone.least_parts(a.recompute)) / shares
+        return self.floors.with_storing(a, seconds, self.floors.room(a, kept))
 
     def folded(self, a: Arrangement) -> Folded:
         """The tables of an arrangement's mesh and microbatch."""
@@ -336,8 +318,9 @@ class BestFirst:
         self.space, self.problems = space, problems
         self.of = {_key(a.params): i for i, a in enumerate(space)}
         problems.prepare(space)
+        floors = problems.floors
         self._heap = [
-            (bound, i, 0) for i, a in enumerate(space) if (bound := problems.least(a)) < inf
+            (bound, i, 0) for i, a in enumerate(space) if (bound := floors.seconds(a)) < inf
         ]
         heapq.heapify(self._heap)
         self.best = inf

@@ -27,7 +27,7 @@ from autoshard.planner.family import Family
 from autoshard.planner.plan import Plan
 from autoshard.search.cost import CostModel
 from autoshard.search.roofline import PRODUCT_DTYPES
-from autoshard.search.space import VIRTUAL, Arrangement, arrangements
+from autoshard.search.space import Arrangement, arrangements
 from autoshard.search.step import Step, price_step
 from autoshard.search.whole import Problems, search_whole
 from autoshard.stretch import Growth
@@ -262,7 +262,7 @@ class _Search:
         if overlapped and (best is None or best.seconds > rival_s):
             if "data" in overlapped:
                 alone = [a for a in self.space if a.data == self.cluster.devices]
-                pool += [self.price(problems, a) for a in alone if problems.fits(a)]
+                pool += [self.price(problems, a) for a in alone if problems.floors.room(a) >= 0]
             if {"context", "model"} & set(overlapped):
                 hidden = [a for a in self.space if self._hides(a)]
                 pool += self._searched(hidden, self._problems(self._faster, limit))
@@ -325,7 +325,7 @@ class _Search:
         out = []
         if not near:
             out.append(f"{theirs.pipeline} stages of {self.family.blocks} blocks")
-        if theirs.virtual_stages not in VIRTUAL:
+        if near and all(a.virtual_stages != theirs.virtual_stages for a in near):
             out.append(f"{theirs.virtual_stages} chunks a stage")
         if near and all(a.micro_batch != theirs.micro_batch for a in near):
             out.append(f"microbatches of {theirs.micro_batch}")
@@ -342,8 +342,8 @@ class _Search:
         """Seconds of the publisher's arrangement with strategies of our own; None: none fit."""
         problems = self._problems(self.seen, limit)
         problems.prepare(self.space)
-        near = [a for a in self._same(_arrangement(row, plan.schedule)) if problems.fits(a)]
-        prices = [self.price(problems, a) for a in near]
+        near = self._same(_arrangement(row, plan.schedule))
+        prices = [self.price(problems, a) for a in near if problems.floors.room(a) >= 0]
         best = _fastest(prices)
         return None if best is None else best.seconds
 

@@ -18,8 +18,9 @@ from autoshard.kernels import STYLES, Style
 from autoshard.plan import Schedule
 from autoshard.planner.family import Family, family_of
 from autoshard.search import solve
-from autoshard.search.bounds import Least, divides, step_of_parts, ways
+from autoshard.search.bounds import divides, ways
 from autoshard.search.divided import Divided
+from autoshard.search.floors import Work
 from autoshard.search.folded import Weights
 from autoshard.search.inner import Prepared
 from autoshard.search.problem import LEANEST
@@ -107,7 +108,7 @@ def space(
 
 
 def bounds(problems: Problems, a: Arrangement) -> list[float]:
-    found = (problems.least, problems.by_share, problems.by_axes)
+    found = (problems.floors.seconds, problems.by_share, problems.by_axes)
     return [bound(a) for bound in (*found, problems.bound)]
 
 
@@ -438,20 +439,14 @@ def test_ways_have_the_closed_forms_on_equal_chunks() -> None:
         assert longest == m * virtual + stages - 1
 
 
-def test_least_seconds_are_below_every_price() -> None:
-    cluster = reserved("h100", 8)
-    least = Least(wide_llama(8), cluster)
-    whole = tuple(range(len(least.is_block)))
-    one = least.step_seconds(Schedule(microbatches=4), whole, 8, 8)
-    assert one == pytest.approx(
-        step_of_parts(
-            Schedule(microbatches=4),
-            least.is_block,
-            whole,
-            [w / 8 + f for w, f in least._parts(Schedule())],
-        )
-    )
-    assert least.step_seconds(Schedule(microbatches=4, recompute="full"), whole, 8, 8) > one
+def test_work_grows_with_what_is_computed_again_and_shrinks_with_devices() -> None:
+    work = Work(wide_llama(8), reserved("h100", 8))
+    one, eighth = work.seconds(Schedule(), 1.0), work.seconds(Schedule(), 0.125)
+    launches = work.seconds(Schedule(), 0.0)
+    assert (launches > 0).any()
+    assert one - launches == pytest.approx(8 * (eighth - launches))
+    again = work.seconds(Schedule(recompute="full"), 1.0)
+    assert [bool(n) for n in again > one] == list(work.is_block)
 
 
 @pytest.mark.parametrize("style", STYLES)
