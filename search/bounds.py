@@ -149,6 +149,7 @@ def weights(
         stored=tuple(stored),
         kept=tuple(kept),
         sends=float(way.sends),
+        temporary=1.0,
         floor=floor,
     )
 

@@ -39,8 +39,9 @@ from autoshard.search.roofline import (
     waiting,
 )
 from autoshard.search.work import PRODUCTS, Pass, joined_bytes, passes
-from autoshard.search.working import kept_by_product
+from autoshard.search.working import LOSS, Site, kept_by_product, working
 from autoshard.sharding.layout import (
+    Cut,
     Layout,
     R,
     Shape,
@@ -399,6 +400,29 @@ def kept_bytes(model: CostModel, node: Node, strategy: Strategy, weights: frozen
     return total
 
 
+def temporary_bytes(model: CostModel, node: Node, strategy: Strategy) -> float:
+    """Bytes that an operator which comes last takes for a while, beside all that is kept."""
+    operands = [model.graph.by_name[o] for o in node.operands]
+    first = strategy.operands[0]
+    found = working(
+        Site(
+            node=node,
+            operands=tuple(
+                model.local_shape(o, forward_half(layout))
+                for o, layout in zip(operands, strategy.operands, strict=True)
+            ),
+            strides=(),
+            item=operands[0].itemsize,
+            result=model.local_shape(node, forward_half(strategy.result)),
+            cut=frozenset(s.dim for s in first if isinstance(s, Cut)),
+            work=strategy.work,
+            is_cpu=model.cluster.device.kind == "cpu",
+        )
+    )
+    gradient = model.local_bytes(operands[0], first) if operands[0].differentiable else 0
+    return max(0.0, found.forward_bytes - found.kept_bytes, found.backward_bytes + gradient)
+
+
 def _stored(model: CostModel, value: Node, layout: Layout) -> float:
     """Bytes of memory behind a device's part of a value."""
     return model.local_bytes(value, layout) / seen_again(model, value, forward_half(layout))
@@ -458,6 +482,8 @@ class UnaryTable:
         num_bytes: what stays on the device.
         forward: the part of ``seconds`` that is spent in forward.
         forward_compute: the part of that which is computing.
+        temporary: bytes that there are for a while beside all that is kept; None where others, of
+            other nodes, may be gone by then.
     """
 
     seconds: Floats
@@ -465,6 +491,7 @@ class UnaryTable:
     num_bytes: Floats
     forward: Floats
     forward_compute: Floats
+    temporary: Floats | None = None
 
     def value(self, exposed: float, per_byte: float) -> Floats:
         """The table at one price of exposed gradients and of memory."""
@@ -598,7 +625,10 @@ class _Builder:
                 )
                 seconds[i] += reshard.forward_s + reshard.backward_s
                 forward[i] += reshard.forward_s
-        return UnaryTable(seconds, backward, num_bytes, forward, forward_compute)
+        temporary = None
+        if node.family == LOSS and node.differentiable:
+            temporary = np.array([temporary_bytes(self.model, node, s) for s in rows])
+        return UnaryTable(seconds, backward, num_bytes, forward, forward_compute, temporary)
 
     def _edge_key(self, producer: Node, consumer: Node, index: int) -> object:
         return (

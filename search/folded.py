@@ -61,6 +61,7 @@ class Weights:
         stored: parameters, gradients and optimizer state.
         kept: what is kept for the backward of one microbatch.
         sends: messages from stage to stage.
+        temporary: what there is for a while beside all that is kept.
         floor: whether late gradients count with the least they can take, and less what hides them
             (computing, and messages where some use no tier that others use): then the sum is a
             bound.
@@ -73,6 +74,7 @@ class Weights:
     stored: tuple[float, ...]
     kept: tuple[float, ...]
     sends: float = 0.0
+    temporary: float = 0.0
     floor: bool = False
 
     @property
@@ -220,9 +222,12 @@ class Folded:
             for variable, number in members:
                 node = self.graph.by_name[self.tables.variables[variable]]
                 part = self._part[node.name]
+                table = self.tables.unary_tables[number]
+                if weights.temporary and table.temporary is not None:
+                    # Of all stages, as exact figures have it.
+                    num_bytes[kind] += weights.temporary * table.temporary
                 if not counts[part]:
                     continue
-                table = self.tables.unary_tables[number]
                 if node.is_leaf:
                     self._leaf(node, part, kind, number, schedule, weights, seconds, num_bytes)
                     continue

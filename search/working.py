@@ -17,6 +17,8 @@ from autoshard.search.strides import Strides, viewed
 from autoshard.search.work import ATTENTION, PRODUCTS
 from autoshard.sharding.layout import Shape
 
+LOSS = "autoshard.nll_sum"
+
 
 @dataclass(frozen=True, slots=True)
 class Working:
@@ -87,9 +89,9 @@ def working(site: Site) -> Working:
     node = site.node
     kept = int(node.saved_extra_bytes * site.work)
     match node.family:
-        case "autoshard.nll_sum" if 1 in site.cut:
+        case base if base == LOSS and 1 in site.cut:
             return _parallel_loss(site)
-        case "autoshard.nll_sum":  # the gradient of the log-softmax
+        case base if base == LOSS:  # the gradient of the log-softmax
             return Working(kept_bytes=kept, backward_bytes=site.first_bytes)
         case "autoshard.batch_norm" if site.cut - {1}:
             return _synchronised_norm(site, kept)

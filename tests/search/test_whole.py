@@ -524,3 +524,7 @@ def test_tables_keep_for_backward_what_the_step_keeps(
     names = [n.name for n in folded.graph.nodes[run.start : run.end]]
     kept = {s for name in names for s in walk.saves.get(name, ())}
     assert tables == pytest.approx(sum(walk.sizes[s] for s in kept), rel=0.01)
+    # And what the loss takes for a while is part of the most that is there for a while.
+    passing = Weights(forward=none, backward=none, kept=none, temporary=1.0, **weights)
+    taken = folded.measure(folded.sums(a.schedule(), passing), tied.choice, tied.again).num_bytes
+    assert 0 < taken <= walk.beyond_bytes
