@@ -21,8 +21,8 @@ help:
 .venv: $(STAMP)
 
 # setuptools first, then no build isolation: once the packages are there, a change of
-# pyproject.toml reinstalls without the network. Compiled as pip would compile what it copies:
-# half a second of every command where Python may not write beside its sources.
+# pyproject.toml reinstalls without the network. Compiled as pip compiles what it copies, for
+# commands where Python may not write beside its sources.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) $(TORCH) setuptools wheel

@@ -23,7 +23,7 @@ from typing import Any, Self
 from autoshard.errors import AutoshardError
 
 ANSWER_S = 600.0
-"""Longest wait for an answer; the widest models take a thousandth of that."""
+"""Longest wait for an answer: a limit for what hangs, not for what is slow."""
 
 _CODE = (
     "import sys; sys.path[:] = {path!r}; from autoshard.workers import main; main({fd}, {module!r})"
