@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from autoshard.candidates import AxisUse, Candidates, Proposals, Rules
+from autoshard.candidates import BY_TOKENS, AxisUse, Candidates, Proposals, Rules, Stored
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError
 from autoshard.graph import ModelGraph
@@ -101,6 +101,29 @@ class Prepared:
             self._tokens = Proposals(self.graph, self.rules, only_inputs=True, dim=1)
         return self._tokens
 
+    def candidates(
+        self,
+        sizes: Shape,
+        uses: Sequence[AxisUse],
+        *,
+        passing: Passing = "star",
+        pins: Mapping[str, Layout] | None = None,
+        stored: Stored | None = None,
+    ) -> Candidates:
+        """Strategies on axes of ``sizes``; arguments as of :class:`Candidates`."""
+        return Candidates(
+            self.graph,
+            sizes,
+            uses=tuple(uses),
+            passing=passing,
+            pins=pins,
+            rules=self.rules,
+            proposals=self.proposals,
+            batch=self.batch,
+            tokens=self.tokens if any(use in BY_TOKENS for use in uses) else None,
+            stored=stored,
+        )
+
 
 def solve(
     graph: ModelGraph,
@@ -185,16 +208,7 @@ def inner_search(
         raise MeshError(f"{len(given)} uses for {len(sizes)} axes: {given}, {tuple(axis_names)}")
     prepared = prepared or Prepared(graph)
     model = CostModel(graph, cluster, mesh, prepared.rules, optimizer_of(optimizer), style=style)
-    candidates = Candidates(
-        graph,
-        mesh,
-        uses=tuple(given[i] for i in active),
-        passing=passing,
-        pins=pins,
-        rules=prepared.rules,
-        proposals=prepared.proposals,
-        batch=prepared.batch,
-    )
+    candidates = prepared.candidates(mesh, [given[i] for i in active], passing=passing, pins=pins)
     names = tuple(axis_names[i] for i in active)
     return InnerSearch(model, candidates, names, memory_limit, bucket_bytes, fold)
 

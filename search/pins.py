@@ -18,7 +18,7 @@ from autoshard.errors import RequestError, RuleError, SpecError, UnknownNameErro
 from autoshard.exports.reading import listed, wildcard
 from autoshard.graph import ModelGraph
 from autoshard.search.inner import Prepared
-from autoshard.search.space import AXES, USES
+from autoshard.search.space import AXES, USES, active
 from autoshard.sharding.layout import Cut, Layout, Shape
 from autoshard.sharding.spec import PartitionSpec
 
@@ -142,17 +142,9 @@ def storable(pins: Mapping[str, PartitionSpec], graph: ModelGraph) -> Callable[[
 
     def holds(sizes: Shape) -> bool:
         if sizes not in known:
-            pairs = [(n, s) for n, s in zip(AXES[1:], sizes, strict=True) if s > 1]
-            axes = tuple(name for name, _ in pairs)
-            candidates = Candidates(
-                graph,
-                tuple(size for _, size in pairs),
-                uses=tuple(USES[name] for name in axes),
-                rules=prepared.rules,
-                proposals=prepared.proposals,
-                batch=prepared.batch,
-                tokens=prepared.tokens if "context" in axes else None,
-                stored=stored(pins, axes),
+            axes, large = active(sizes)
+            candidates = prepared.candidates(
+                large, [USES[name] for name in axes], stored=stored(pins, axes)
             )
             known[sizes] = all(_has(candidates, name) for name in pinned)
         return known[sizes]

@@ -32,6 +32,7 @@ from autoshard.kernels import Style
 from autoshard.plan import MeshDocument, Schedule
 from autoshard.search.bounds import divides
 from autoshard.search.ladder import divisors
+from autoshard.sharding.layout import Shape
 
 AXES = ("pipeline", "replica", "data", "expert", "context", "model")
 USES: Mapping[str, AxisUse] = {
@@ -142,6 +143,12 @@ class Arrangement:
         if self.recompute != "none":
             words.append(f"recompute {self.recompute}")
         return ", ".join(words)
+
+
+def active(sizes: Shape) -> tuple[tuple[str, ...], Shape]:
+    """(names, sizes) of a stage's axes that are larger than 1, of all its sizes."""
+    pairs = [(name, size) for name, size in zip(AXES[1:], sizes, strict=True) if size > 1]
+    return tuple(name for name, _ in pairs), tuple(size for _, size in pairs)
 
 
 def arrangements(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autoshard.candidates import AxisUse, Candidates
+from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
@@ -37,7 +37,7 @@ from autoshard.search.memory import optimizer_of
 from autoshard.search.pins import stored
 from autoshard.search.preference import preference
 from autoshard.search.scheduled import Found, Scheduled
-from autoshard.search.space import AXES, USES, Arrangement
+from autoshard.search.space import USES, Arrangement, active
 from autoshard.sharding.spec import PartitionSpec
 
 if TYPE_CHECKING:
@@ -263,8 +263,7 @@ class Problems:
             if a.batch not in self._prepared:
                 self._prepared[a.batch] = Prepared(self.graphs(a.batch))
             prepared = self._prepared[a.batch]
-            pairs = [(n, s) for n, s in zip(AXES[1:], a.sizes, strict=True) if s > 1]
-            names, sizes = tuple(n for n, _ in pairs), tuple(s for _, s in pairs)
+            names, sizes = active(a.sizes)
             model = CostModel(
                 prepared.graph,
                 self.cluster.with_devices(self.cluster.devices // a.pipeline),
@@ -273,14 +272,9 @@ class Problems:
                 optimizer_of(self.optimizer),
                 style=self.style,
             )
-            candidates = Candidates(
-                prepared.graph,
+            candidates = prepared.candidates(
                 sizes,
-                uses=tuple(self.uses[n] for n in names),
-                rules=prepared.rules,
-                proposals=prepared.proposals,
-                batch=prepared.batch,
-                tokens=prepared.tokens if a.context > 1 else None,
+                [self.uses[name] for name in names],
                 stored=stored(self.pins, names) if self.pins else None,
             )
             self._folded[key] = Folded(model, candidates, names, self.blocks)
