@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.search.bounds import Way
-from autoshard.search.pipeline import Chunk, Order, Task, simulate, simulated
-
-_Key = tuple[Task, int, int]
+from autoshard.search.pipeline import TASKS, Chunk, Order, listed, simulated, times
 
 
 def critical(order: Order, chunks: Sequence[Chunk], stages: int, microbatches: int) -> Way:
@@ -47,30 +45,18 @@ def _walked(
     order: Order, chunks: Sequence[Chunk], stages: int, microbatches: int
 ) -> tuple[list[int], list[int], int]:
     """(forward, backward, sends): back from the last task to the one that was waited for."""
-    _, placed = simulate(order, chunks, stages, microbatches)
-    last = len(chunks) - 1
-    ends: dict[_Key, float] = {}
-    before: dict[_Key, _Key | None] = {}
-    latest: list[_Key | None] = [None] * stages
-    for p in placed:
-        key = p.action.task, p.action.chunk, p.action.microbatch
-        ends[key], before[key] = p.start_s + p.seconds, latest[p.rank]
-        latest[p.rank] = key
-    counts: dict[Task, list[int]] = {"F": [0] * len(chunks), "B": [0] * len(chunks)}
+    count = len(chunks)
+    rows = listed(order, stages, count // stages, microbatches)
+    _, ends = times(order, chunks, stages, microbatches)
+    sent = [*(chunk.send_s for chunk in chunks), 0.0]
+    counts = [0] * (len(TASKS) * count)
     sends = 0
-    at: _Key | None = max(ends, key=ends.__getitem__)
-    while at is not None:
-        task, chunk, m = at
-        counts[task][chunk] += 1
-        own = before[at]
-        waited: list[tuple[float, int, _Key]] = [] if own is None else [(ends[own], 0, own)]
-        if task == "B" and chunk == last:
-            waited.append((ends["F", chunk, m], 0, ("F", chunk, m)))
-        elif task == "B":
-            waited.append((ends["B", chunk + 1, m] + chunks[chunk].send_s, 1, ("B", chunk + 1, m)))
-        elif chunk:
-            there = ends["F", chunk - 1, m] + chunks[chunk - 1].send_s
-            waited.append((there, 1, ("F", chunk - 1, m)))
-        _, sent, at = max(waited, key=lambda w: w[0], default=(0.0, 0, None))
-        sends += sent
-    return counts["F"], counts["B"], sends
+    at = ends.index(max(ends))
+    while at >= 0:
+        counts[rows.costs[at]] += 1
+        own, needed, sender = rows.before[at], rows.needs[at], rows.sends[at]
+        at = own
+        if needed >= 0 and (own < 0 or ends[needed] + sent[sender] > ends[own]):
+            at = needed
+            sends += sender >= 0
+    return counts[:count], counts[count : 2 * count], sends

@@ -13,14 +13,11 @@ microbatch; schedules share them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations
-from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.candidates import Candidates
 from autoshard.graph import ModelGraph, Node, Repeat
@@ -28,7 +25,6 @@ from autoshard.plan import Schedule
 from autoshard.program import DEFAULT_BUCKET_BYTES, Program, shared_by
 from autoshard.search.cost import CostModel, build_tables, kept_bytes, weight_values
 from autoshard.search.eliminate import Array, Elimination, Factor
-from autoshard.search.packing import packed
 from autoshard.search.step import (
     MASTER_BYTES,
     Measured,
@@ -40,13 +36,9 @@ from autoshard.search.step import (
     segments,
     send_seconds,
 )
+from autoshard.search.sums import Choice, Places, Sums, Tied
 from autoshard.sharding.layout import R
 from autoshard.sharding.strategy import Strategy
-
-Choice = NDArray[np.int64]
-
-FEW = 3
-"""Gathered weights of a group of which every subset is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,58 +76,6 @@ class Weights:
         return tuple(map(any, zip(*rows, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Tables of one schedule and one set of weights, by factor.
-
-    Attributes:
-        seconds: of each factor.
-        num_bytes: of each factor.
-        gathered: bytes of gathered weights that are kept, where a factor has any.
-        again: seconds of gathering them again instead.
-    """
-
-    seconds: tuple[Array, ...]
-    num_bytes: tuple[Array, ...]
-    gathered: dict[int, Array]
-    again: dict[int, Array]
-
-    def towards(self, other: Sums, share: float) -> Sums:
-        """Between these seconds and another's; bytes are the same."""
-        seconds = tuple(
-            a if a is b else a + share * (b - a)
-            for a, b in zip(self.seconds, other.seconds, strict=True)
-        )
-        again = {f: (1 - share) * a + share * other.again[f] for f, a in self.again.items()}
-        return Sums(seconds, self.num_bytes, self.gathered, again)
-
-    def at(self, per_byte: float) -> list[Array]:
-        """Seconds with every byte at a price."""
-        if not per_byte:
-            return list(self.seconds)
-        out = [s + per_byte * b for s, b in zip(self.seconds, self.num_bytes, strict=True)]
-        for factor, gathered in self.gathered.items():
-            out[factor] = out[factor] + np.minimum(per_byte * gathered, self.again[factor])
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class Tied:
-    """A choice for every kind of node, with its sums.
-
-    Attributes:
-        choice: number of the strategy of each kind.
-        again: factors whose weights are gathered again in backward.
-        seconds: sum of the tables.
-        num_bytes: the same of bytes.
-    """
-
-    choice: Choice
-    again: frozenset[int]
-    seconds: float
-    num_bytes: float
-
-
 class Folded:
     """The problem of one microbatch on one mesh, its repeated blocks alike.
 
@@ -170,7 +110,8 @@ class Folded:
             n.name: i for i, s in enumerate(self.parts) for n in self.graph.nodes[s.start : s.end]
         }
         self._tie()
-        self._measured: dict[object, tuple[Program, Measured]] = {}
+        self._programs: dict[object, Program] = {}
+        self._measured: dict[object, Measured] = {}
         self._again: dict[str, frozenset[str]] = {}
         self._kept: dict[object, Array] = {}
         self._least: dict[str, tuple[float, ...]] = {}
@@ -209,12 +150,14 @@ class Folded:
         shapes = [tuple(sizes[k] for k in scope) for scope in self.scopes]
         self.shapes = shapes
         self.elimination = Elimination(sizes, factors, shapes)
+        self.places = Places(self.scopes, shapes)
         self._diagonal = {i for i, key in enumerate(keys) if len(key) == 3}
 
     def sums(self, schedule: Schedule, weights: Weights) -> Sums:
         """The tables of a step of ``schedule``."""
-        seconds: list[Array] = [np.zeros(shape) for shape in self.shapes]
-        num_bytes: list[Array] = [np.zeros(shape) for shape in self.shapes]
+        places = self.places
+        flat_seconds, flat_bytes = np.zeros((2, places.ends[-1]))
+        seconds, num_bytes = places.split(flat_seconds), places.split(flat_bytes)
         again = self._recomputed(schedule)
         whole = schedule.recompute in ("full", "reentrant")
         counts = weights.counts
@@ -286,7 +229,7 @@ class Folded:
                     added = self._flat(factor, scaled(weight, values))
                     held[factor] = held[factor] + added if factor in held else added
         self._crossing(schedule, weights, whole, seconds, num_bytes)
-        return Sums(tuple(seconds), tuple(num_bytes), gathered, gather_again)
+        return Sums(self.scopes, places, flat_seconds, flat_bytes, gathered, gather_again)
 
     def _flat(self, factor: int, table: Array) -> Array:
         return np.diagonal(table).copy() if factor in self._diagonal else table
@@ -386,34 +329,15 @@ class Folded:
 
     def minimum(self, sums: Sums, per_byte: float = 0.0) -> tuple[float, Tied]:
         """(least seconds + per_byte * bytes, the choice that has it)."""
-        value, choice = self.elimination.solve(sums.at(per_byte))
-        return value, self.measure(sums, choice, self._chosen_again(sums, choice, per_byte))
-
-    def _at(self, factor: int, choice: Choice) -> tuple[int, ...]:
-        return tuple(int(choice[k]) for k in self.scopes[factor])
-
-    def _chosen_again(self, sums: Sums, choice: Choice, per_byte: float) -> frozenset[int]:
-        out = []
-        for factor, gathered in sums.gathered.items() if per_byte else ():
-            at = self._at(factor, choice)
-            if gathered[at] > 0 and per_byte * gathered[at] > sums.again[factor][at]:
-                out.append(factor)
-        return frozenset(out)
+        if per_byte not in sums.minima:
+            value, choice = self.elimination.solve(sums.at(per_byte))
+            again = sums.chosen_again(choice, per_byte)
+            sums.minima[per_byte] = value, sums.measure(choice, again)
+        return sums.minima[per_byte]
 
     def measure(self, sums: Sums, choice: Choice, again: frozenset[int]) -> Tied:
         """Seconds and bytes of a choice."""
-        seconds = num_bytes = 0.0
-        for factor in range(len(self.scopes)):
-            at = self._at(factor, choice)
-            seconds += float(sums.seconds[factor][at])
-            num_bytes += float(sums.num_bytes[factor][at])
-        for factor, gathered in sums.gathered.items():
-            at = self._at(factor, choice)
-            if factor in again:
-                seconds += float(sums.again[factor][at])
-            else:
-                num_bytes += float(gathered[at])
-        return Tied(choice, again, seconds, num_bytes)
+        return sums.measure(choice, again)
 
     def parts_at(self, schedule: Schedule, choice: Choice) -> list[float]:
         """Seconds of one microbatch in each segment, with a choice; gradients of all left out."""
@@ -434,116 +358,6 @@ class Folded:
                 forward = edge.seconds if edge.forward is None else edge.forward
                 out[self._part[name]] += float(forward[at[u], at[v]])
         return out
-
-    def combined(self, sums: Sums, pool: Sequence[Tied], room: float) -> Tied | None:
-        """The best within ``room`` that takes each group of kinds from one choice of ``pool``.
-
-        Groups are kinds that choose differently within the pool and touch; what they cost adds up.
-        A price of memory alone finds the corners of what can be had for so many bytes; between
-        them lies what takes some groups from one corner and some from another. Gathered weights of
-        each group may be kept or gathered again. None where nothing is within ``room``.
-        """
-        base = pool[0]
-        differ = {k for t in pool for k in np.flatnonzero(t.choice != base.choice).tolist()}
-        groups = self._touching(differ)
-        near: dict[int, list[int]] = {}
-        for factor in sums.gathered:
-            home = next((g for g, kinds in enumerate(groups) if {*self.scopes[factor]} & kinds), -1)
-            near.setdefault(home, []).append(factor)
-        groups += [set() for _ in near.get(-1, ())]
-        touched = [near.get(g, []) for g in range(len(groups) - len(near.get(-1, ())))]
-        touched += [[factor] for factor in near.get(-1, ())]
-        offers: list[list[tuple[Choice, frozenset[int], Tied]]] = []
-        for kinds, factors in zip(groups, touched, strict=True):
-            found: dict[object, tuple[Choice, frozenset[int], Tied]] = {}
-            own = sorted(kinds)
-            for tied in pool:
-                choice = base.choice.copy()
-                choice[own] = tied.choice[own]
-                may = frozenset(f for f in factors if sums.gathered[f][self._at(f, choice)] > 0)
-                for again in _subsets(may, tied.again & may):
-                    key = choice[own].tobytes(), again
-                    if key not in found:
-                        rest = base.again - frozenset(factors)
-                        found[key] = choice, again, self.measure(sums, choice, rest | again)
-            offers.append([o for o in found.values() if o[2].seconds < inf])
-        fixed = base.num_bytes
-        chosen = packed(
-            [[(t.seconds - base.seconds, t.num_bytes - fixed) for *_, t in o] for o in offers],
-            room - fixed,
-        )
-        if chosen is None:
-            return None
-        choice, again = base.choice.copy(), base.again
-        for kinds, factors, offer, number in zip(groups, touched, offers, chosen, strict=True):
-            own = sorted(kinds)
-            choice[own] = offer[number][0][own]
-            again = again.difference(factors) | offer[number][1]
-        best = self.measure(sums, choice, frozenset(again))
-        return best if best.num_bytes <= room else None
-
-    def _touching(self, kinds: set[int]) -> list[set[int]]:
-        """Groups of kinds that share factors."""
-        out: list[set[int]] = [{k} for k in sorted(kinds)]
-        for scope in self.scopes:
-            joined = [group for group in out if group & {*scope}]
-            if len(joined) > 1:
-                out = [group for group in out if group not in joined]
-                out.append(set().union(*joined))
-        return out
-
-    def filled(self, sums: Sums, found: Tied, faster: Tied, room: float) -> Tied:
-        """``found`` with what is left of ``room`` used up.
-
-        A price of memory gives all or nothing where many choices are worth the same. So gathered
-        weights are kept where they fit, and groups of kinds that touch are taken over from
-        ``faster``, what saves most for its bytes first.
-        """
-        best = found
-        improved = True
-        while improved:
-            improved = False
-            offers = [best.again - {factor} for factor in best.again]
-            trials = [self.measure(sums, best.choice, again) for again in offers]
-            for group in self._groups(best.choice, faster.choice):
-                choice = best.choice.copy()
-                choice[group] = faster.choice[group]
-                again = frozenset(
-                    f for f in best.again if sums.gathered[f][self._at(f, choice)] > 0
-                )
-                trials.append(self.measure(sums, choice, again))
-            better = [t for t in trials if t.num_bytes <= room and t.seconds < best.seconds]
-            if better:
-                bytes_, seconds = best.num_bytes, best.seconds
-                best = min(
-                    better,
-                    key=lambda t: (t.seconds - seconds) / max(1.0, t.num_bytes - bytes_),
-                )
-                improved = True
-        return best
-
-    def _groups(self, mine: Choice, other: Choice) -> list[list[int]]:
-        """Kinds that choose differently, those that share a factor together, and each alone."""
-        differ = {k for k in range(len(self.lists)) if mine[k] != other[k]}
-        near: dict[int, set[int]] = {k: set() for k in differ}
-        for scope in self.scopes:
-            if len(scope) == 2 and scope[0] in differ and scope[1] in differ:
-                near[scope[0]].add(scope[1])
-                near[scope[1]].add(scope[0])
-        out: list[list[int]] = []
-        seen: set[int] = set()
-        for kind in sorted(differ):
-            if kind in seen:
-                continue
-            group, todo = {kind}, [kind]
-            while todo:
-                fresh = near[todo.pop()] - group
-                group |= fresh
-                todo += fresh
-            seen |= group
-            out.append(sorted(group))
-        alone = [[k] for k in sorted(differ)]
-        return out + [group for group in alone if group not in out]
 
     def least_parts(self, recompute: str) -> tuple[float, ...]:
         """The least seconds of one microbatch in each segment, chosen for that segment alone.
@@ -617,28 +431,19 @@ class Folded:
 
     def measured(self, found: Tied, schedule: Schedule) -> tuple[Program, Measured]:
         """The program, and the exact figures of each segment of the whole model."""
-        key = (found.choice.tobytes(), found.again)
-        full = (key, schedule.recompute, schedule.optimizer_shards)
+        if found.key not in self._programs:
+            self._programs[found.key] = self.program(found)
+        program = self._programs[found.key]
+        full = found.key, schedule.recompute, schedule.optimizer_shards
         if full not in self._measured:
-            known = next((p for k, (p, _) in self._measured.items() if k[0] == key), None)  # type: ignore[index]
-            program = known or self.program(found)
             segments_ = measure(self.model, program, schedule)
-            self._measured[full] = program, segments_.with_blocks(self.blocks)
-        return self._measured[full]
+            self._measured[full] = segments_.with_blocks(self.blocks)
+        return program, self._measured[full]
 
     def step(self, found: Tied, schedule: Schedule, limit: int | None) -> Step:
         """The exact figures of a step."""
         program, measured = self.measured(found, schedule)
         return compose(self.model, program, schedule, measured, limit)
-
-
-def _subsets(may: frozenset[int], own: frozenset[int]) -> Iterator[frozenset[int]]:
-    """All of few factors; of many none, all and those that a choice has."""
-    if len(may) > FEW:
-        yield from (frozenset(), may, own)
-        return
-    for count in range(len(may) + 1):
-        yield from map(frozenset, combinations(sorted(may), count))
 
 
 def scaled(weight: float, values: Array) -> Array:

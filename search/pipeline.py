@@ -36,6 +36,7 @@ FULL_ROUNDS = 3
 """Rounds of microbatches after which a pipeline is taken to be full."""
 
 Task = Literal["F", "B", "W"]
+TASKS: tuple[Task, ...] = ("F", "B", "W")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +173,91 @@ def _interleaved(rank: int, stages: int, virtual: int, microbatches: int) -> lis
     return out
 
 
-def simulate(
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Every action of a step, each after what it waits for.
+
+    That does not depend on what any of them costs. Numbers are of actions in this order; -1: there
+    is nothing to wait for.
+
+    Attributes:
+        actions: themselves.
+        costs: number of each one's seconds: its place in ``TASKS`` x chunks.
+        before: the one before it on its rank.
+        needs: the one whose result it needs.
+        sends: the chunk that sends it that result; -1: it is there.
+    """
+
+    actions: tuple[Action, ...]
+    costs: tuple[int, ...]
+    before: tuple[int, ...]
+    needs: tuple[int, ...]
+    sends: tuple[int, ...]
+
+
+@lru_cache(maxsize=8)
+def listed(order: Order, stages: int, virtual: int, microbatches: int) -> Listed:
+    """The actions of all ranks in one list.
+
+    Raises:
+        RequestError: see :func:`check`.
+    """
+    todo = actions(order, stages, virtual, microbatches)
+    count = stages * virtual
+    place: dict[tuple[Task, int, int], int] = {}
+    rows: list[tuple[Action, int, int, int, int]] = []
+    latest, at = [-1] * stages, [0] * stages
+    waiting = set(range(stages))
+    while waiting:
+        before = len(rows)
+        for rank in sorted(waiting):
+            while at[rank] < len(todo[rank]):
+                action = todo[rank][at[rank]]
+                needed, sends = _needed(action, count - 1)
+                needs = -1 if needed is None else place.get(needed)
+                if needs is None:
+                    break
+                task, chunk, m = action.task, action.chunk, action.microbatch
+                rows.append((action, TASKS.index(task) * count + chunk, latest[rank], needs, sends))
+                place[task, chunk, m] = latest[rank] = len(rows) - 1
+                at[rank] += 1
+            if at[rank] == len(todo[rank]):
+                waiting.discard(rank)
+        if waiting and len(rows) == before:
+            raise RequestError(f"schedule {order!r} of {stages} stages waits for itself")
+    return Listed(*zip(*rows, strict=True))
+
+
+def times(
     order: Order, chunks: Sequence[Chunk], stages: int, microbatches: int
-) -> tuple[float, list[Placed]]:
-    """Seconds of a step and every action in time.
+) -> tuple[list[float], list[float]]:
+    """(start, end) of each action of :func:`listed`, in seconds from the beginning of the step.
 
     An action starts when its rank is free and what it needs has arrived. Messages do not keep a
     rank busy; they take ``send_s`` of the chunk that they leave.
+
+    Raises:
+        RequestError: see :func:`check`.
+    """
+    rows = listed(order, stages, len(chunks) // stages, microbatches)
+    split = order == "zero-bubble"
+    seconds = [_seconds(task, chunk, split) for task in TASKS for chunk in chunks]
+    sent = [*(chunk.send_s for chunk in chunks), 0.0]
+    starts, ends = [0.0] * len(rows.costs), [0.0] * (len(rows.costs) + 1)
+    # The last end, which is number -1 too, stays what it is: the beginning of the step.
+    for i, (cost, before, needs, sends) in enumerate(
+        zip(rows.costs, rows.before, rows.needs, rows.sends, strict=True)
+    ):
+        free, ready = ends[before], ends[needs] + sent[sends]
+        starts[i] = start = free if free > ready else ready
+        ends[i] = start + seconds[cost]
+    return starts, ends[:-1]
+
+
+def simulate(
+    order: Order, chunks: Sequence[Chunk], stages: int, microbatches: int
+) -> tuple[float, list[Placed]]:
+    """Seconds of a step and every action in time; see :func:`times`.
 
     Args:
         order: the schedule.
@@ -189,34 +268,14 @@ def simulate(
     Raises:
         RequestError: see :func:`check`.
     """
-    virtual = len(chunks) // stages
-    todo = actions(order, stages, virtual, microbatches)
+    starts, ends = times(order, chunks, stages, microbatches)
     split = order == "zero-bubble"
-    last = len(chunks) - 1
-    done: dict[tuple[Task, int, int], float] = {}
-    free = [0.0] * stages
-    at = [0] * stages
-    placed: list[Placed] = []
-    waiting = set(range(stages))
-    while waiting:
-        moved = False
-        for rank in sorted(waiting):
-            while at[rank] < len(todo[rank]):
-                action = todo[rank][at[rank]]
-                ready = _ready(action, chunks, last, done)
-                if ready is None:
-                    break
-                seconds = _seconds(action, chunks[action.chunk], split)
-                start = max(free[rank], ready)
-                free[rank] = done[action.task, action.chunk, action.microbatch] = start + seconds
-                placed.append(Placed(rank, action, start, seconds))
-                at[rank] += 1
-                moved = True
-            if at[rank] == len(todo[rank]):
-                waiting.discard(rank)
-        if not moved and waiting:
-            raise RequestError(f"schedule {order!r} of {stages} stages waits for itself")
-    return max(free), placed
+    rows = listed(order, stages, len(chunks) // stages, microbatches)
+    placed = [
+        Placed(a.chunk % stages, a, start, _seconds(a.task, chunks[a.chunk], split))
+        for a, start in zip(rows.actions, starts, strict=True)
+    ]
+    return max(ends), placed
 
 
 def duration(order: Order, chunks: Sequence[Chunk], stages: int, microbatches: int) -> float:
@@ -230,12 +289,12 @@ def duration(order: Order, chunks: Sequence[Chunk], stages: int, microbatches: i
     """
     short = simulated(order, len(chunks), stages, microbatches)
     if short == microbatches:
-        return simulate(order, chunks, stages, microbatches)[0]
+        return max(times(order, chunks, stages, microbatches)[1])
     check(order, stages, len(chunks) // stages, microbatches)
     slowest = max(
         sum(c.forward_s + c.backward_s for c in chunks[rank::stages]) for rank in range(stages)
     )
-    return simulate(order, chunks, stages, short)[0] + (microbatches - short) * slowest
+    return max(times(order, chunks, stages, short)[1]) + (microbatches - short) * slowest
 
 
 def simulated(order: Order, chunks: int, stages: int, microbatches: int) -> int:
@@ -250,28 +309,19 @@ def simulated(order: Order, chunks: int, stages: int, microbatches: int) -> int:
     return min(short, microbatches)
 
 
-def _ready(
-    action: Action,
-    chunks: Sequence[Chunk],
-    last: int,
-    done: dict[tuple[Task, int, int], float],
-) -> float | None:
-    """When what ``action`` needs has arrived; None where it is not yet known."""
+def _needed(action: Action, last: int) -> tuple[tuple[Task, int, int] | None, int]:
+    """(what an action needs the result of, the chunk that sends it; -1: it is on the same rank)."""
     task, chunk, m = action.task, action.chunk, action.microbatch
     if task == "F":
-        if chunk == 0:
-            return 0.0
-        before = done.get(("F", chunk - 1, m))
-        return None if before is None else before + chunks[chunk - 1].send_s
+        return (("F", chunk - 1, m), chunk - 1) if chunk else (None, -1)
     if task == "W" or chunk == last:
-        return done.get(("B" if task == "W" else "F", chunk, m))
-    after = done.get(("B", chunk + 1, m))
-    return None if after is None else after + chunks[chunk].send_s
+        return ("B" if task == "W" else "F", chunk, m), -1
+    return ("B", chunk + 1, m), chunk
 
 
-def _seconds(action: Action, chunk: Chunk, split: bool) -> float:
-    if action.task == "F":
+def _seconds(task: Task, chunk: Chunk, split: bool) -> float:
+    if task == "F":
         return chunk.forward_s
-    if action.task == "W":
+    if task == "W":
         return chunk.weight_s
     return chunk.backward_s - chunk.weight_s if split else chunk.backward_s

@@ -18,11 +18,13 @@ from autoshard.search.bounds import Way, rows_of, ways, weights
 from autoshard.search.chords import between
 from autoshard.search.critical import critical
 from autoshard.search.feasible import SURE
-from autoshard.search.folded import Folded, Sums, Tied
+from autoshard.search.filling import combined, filled
+from autoshard.search.folded import Folded
 from autoshard.search.preference import preference
 from autoshard.search.problem import LEANEST
 from autoshard.search.stalls import Stall, Stalls
 from autoshard.search.step import Step
+from autoshard.search.sums import Sums, Tied
 
 HALVINGS = 6
 """Steps that find the share of late gradients whose bound is the highest."""
@@ -81,6 +83,7 @@ class Scheduled:
         self.has_late = any(t.deferred is not None for t in folded.tables.edge_tables)
         self._seen: list[Tied] = []
         self._sums: dict[tuple[float, bool, Way, int], Sums] = {}
+        self._steps: dict[tuple[bytes, frozenset[int]], Step] = {}
 
     def sums(self, exposed: float, *, floor: bool = False) -> Sums:
         """The tables at one share of late gradients."""
@@ -272,12 +275,11 @@ class Scheduled:
                 # The fullest moment grows with what is taken, so all of it may be too much.
                 room = best.tied.num_bytes + share * free
                 other, _ = self._chords(sums, fastest, leanest, room)
-                offers = {
-                    (tied.choice.tobytes(), tied.again): tied
-                    for start in (other, best.tied, leanest)
-                    for tied in (self._filled(sums, start, fastest, leanest, room),)
-                }
-                found = [Found(tied, self._step(tied), 0.0) for tied in offers.values()]
+                starts = {tied.key: tied for tied in (other, best.tied, leanest)}
+                offers = [
+                    self._filled(sums, start, fastest, leanest, room) for start in starts.values()
+                ]
+                found = [Found(tied, self._step(tied), 0.0) for tied in offers]
                 better = min(found, key=_rank)
                 if _rank(better) < _rank(best):
                     best, improved = better, True
@@ -302,10 +304,9 @@ class Scheduled:
 
     def _filled(self, sums: Sums, start: Tied, fastest: Tied, leanest: Tied, room: float) -> Tied:
         """``start`` with what is left of ``room`` used up; the best of two ways to do so."""
-        filled = self.folded.filled(sums, start, fastest, room)
-        pool = [filled, start, leanest, fastest, *self._seen]
-        other = self.folded.combined(sums, pool, room)
-        return filled if other is None or other.seconds >= filled.seconds else other
+        full = filled(sums, start, fastest, room)
+        other = combined(sums, [full, start, leanest, fastest, *self._seen], room)
+        return full if other is None or other.seconds >= full.seconds else other
 
     def _chords(self, sums: Sums, large: Tied, small: Tied, room: float) -> tuple[Tied, float]:
         """(the best within ``room``, the price of memory that gives the highest bound)."""
@@ -329,7 +330,9 @@ class Scheduled:
         return best, price
 
     def _step(self, tied: Tied) -> Step:
-        return self.folded.step(tied, self.schedule, self.limit)
+        if tied.key not in self._steps:
+            self._steps[tied.key] = self.folded.step(tied, self.schedule, self.limit)
+        return self._steps[tied.key]
 
     def _longest_way(self, tied: Tied) -> Way:
         """Of the ways that are known beforehand the one that takes longest with a choice."""

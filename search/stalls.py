@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from autoshard.plan import Schedule
 from autoshard.search.cost import EdgeTable
 from autoshard.search.eliminate import Array
-from autoshard.search.folded import Choice, Folded, Sums
+from autoshard.search.folded import Folded
 from autoshard.search.step import recomputed
+from autoshard.search.sums import Choice, Sums
 from autoshard.sharding.layout import Cut, Layout, P, gradient_half
 
 _R, _P, _CUT = 0, 1, 2
@@ -124,34 +125,35 @@ class Stalls:
             stalls: of one tier; no two overlap.
             share: from 0 to 1.
         """
-        seconds, again = list(sums.seconds), dict(sums.again)
+        flat, again = sums.flat_seconds.copy(), dict(sums.again)
+        seconds = sums.places.split(flat)
         weight = share * self.share
         for stall in stalls:
             for at, variable in self._operators(range(stall.end + 1, stall.first + 1)):
                 kind = self.folded.kind[variable]
                 if at != stall.first:
-                    seconds[kind] = seconds[kind] - weight * self._beside(variable)
+                    seconds[kind] -= weight * self._beside(variable)
                 for edge in self._into.get(variable, ()):
                     added = -self._back(edge)
                     if at >= stall.last:
                         added = added + self._gradients(edge, stall.tier)
                     factor = self._factor_of(edge)
-                    seconds[factor] = seconds[factor] + weight * self._flat(edge, added)
+                    seconds[factor] += weight * self._flat(edge, added)
                     held = self._table(edge).again
                     if held is not None and factor in again and self._name(edge) not in self.again:
                         finite = np.where(np.isinf(held), 0.0, held)
                         again[factor] = again[factor] - weight * self._flat(edge, finite)
-        return Sums(tuple(seconds), sums.num_bytes, sums.gathered, again)
+        return sums.with_seconds(flat, again)
 
     def without(self, sums: Sums, stall: Stall) -> Sums:
         """``sums`` of the choices alone that need no message within W."""
-        seconds = list(sums.seconds)
+        flat = sums.flat_seconds.copy()
+        seconds = sums.places.split(flat)
         for _, variable in self._operators(range(stall.end + 1, stall.last + 1)):
             for edge in self._into.get(variable, ()):
                 factor = self._factor_of(edge)
-                needs = self._flat(edge, self._needs(edge, stall.tier))
-                seconds[factor] = np.where(needs, inf, seconds[factor])
-        return Sums(tuple(seconds), sums.num_bytes, sums.gathered, sums.again)
+                seconds[factor][self._flat(edge, self._needs(edge, stall.tier))] = inf
+        return sums.with_seconds(flat, sums.again)
 
     # ---- tables -----------------------------------------------------------------------------
 

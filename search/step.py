@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from math import ceil, prod
 
 from autoshard.errors import RequestError
@@ -531,6 +531,13 @@ def measured_step(measure: Callable[[Schedule], Measured], schedule: Schedule) -
     return replace(found, parts=tuple(parts))
 
 
+Sent = tuple[int, tuple[int, ...], int]
+"""A fused message: the place in its part's last pass, mesh axes and bytes."""
+
+STEADY = 1e-12
+"""Share of a part's seconds below which what is still on its way is as before."""
+
+
 def buckets(
     parts: Sequence[Part], bucket_bytes: int, model: CostModel
 ) -> tuple[float, list[tuple[tuple[int, ...], int, float]]]:
@@ -540,55 +547,109 @@ def buckets(
     cluster carries one message after another, and others beside those of other tiers: gradients
     that go from node to node run beside what the devices of a node send one another. Where
     gradients of weights are a task of their own, that task alone hides them.
+
+    Parts that are alike, which most blocks are, are looked at until one leaves as much on its way
+    as the one before it did.
     """
-    sent: dict[tuple[int, int], list[tuple[Key, int]]] = {}
+    sent = _sent(parts, bucket_bytes)
+    if not any(sent):
+        return 0.0, []
+    messages: list[tuple[tuple[int, ...], int, float]] = []
+    memo: dict[tuple[tuple[int, ...], int], float] = {}
+    known: dict[int, list[tuple[int, Message | float | None]]] = {}
+    total = steady = 0.0
+    free: dict[int, float] = {}
+    backwards = zip(reversed(parts), reversed(sent), strict=True)
+    for _, group in groupby(backwards, key=lambda pair: (id(pair[0]), pair[1])):
+        alike = list(group)
+        part, sends = alike[0]
+        for _, axes, size in sends:
+            if (axes, size) not in memo:
+                memo[axes, size] = model.prices("all_reduce", axes, size)
+        if id(part) not in known:
+            known[id(part)] = _merged(model, part.last)
+        left = len(alike)
+        while left:
+            seconds, after = _passed(model, known[id(part)], sends, memo, free)
+            seconds += part.apart_s
+            after = {tier: max(0.0, until - seconds) for tier, until in after.items()}
+            is_steady = after.keys() == free.keys() and all(
+                abs(until - free[tier]) <= STEADY * seconds for tier, until in after.items()
+            )
+            times, free = left if is_steady else 1, after
+            total += times * seconds
+            left -= times
+        steady += len(alike) * (part.backward_s if part.weights is None else part.weight_s)
+        messages += len(alike) * [(axes, size, memo[axes, size]) for _, axes, size in sends]
+    return total + max(free.values(), default=0.0) - steady, messages
+
+
+def _sent(parts: Sequence[Part], bucket_bytes: int) -> list[tuple[Sent, ...]]:
+    """The fused messages of each part."""
+    out: list[list[Sent]] = [[] for _ in parts]
     filled: dict[Key, int] = {}
     last: dict[Key, tuple[int, int]] = {}
-    order = range(len(parts) - 1, -1, -1)
-    for i in order:
-        for j, happening in enumerate(parts[i].last):
-            if not isinstance(happening, tuple):
-                continue
-            key, size = happening
+    ready: dict[int, list[tuple[int, Ready]]] = {}
+    for i in range(len(parts) - 1, -1, -1):
+        here = id(parts[i])
+        if here not in ready:
+            ready[here] = [(j, h) for j, h in enumerate(parts[i].last) if isinstance(h, tuple)]
+        for j, (key, size) in ready[here]:
             filled[key] = filled.get(key, 0) + size
             last[key] = i, j
             if filled[key] >= bucket_bytes:
-                sent.setdefault((i, j), []).append((key, filled.pop(key)))
+                out[i].append((j, key[0], filled.pop(key)))
     for key, size in filled.items():
-        sent.setdefault(last[key], []).append((key, size))
-    if not sent:
-        return 0.0, []
-    now = steady = 0.0
-    free: dict[int, float] = {}
+        i, j = last[key]
+        out[i].append((j, key[0], size))
+    return [tuple(sorted(sends, key=lambda sent: sent[0])) for sends in out]
 
-    def started(tiers: tuple[int, ...]) -> float:
-        return max([now, *(free.get(t, 0.0) for t in tiers)])
 
-    messages: list[tuple[tuple[int, ...], int, float]] = []
-    memo: dict[tuple[tuple[int, ...], int], float] = {}
-    seconds = {
-        id(part): [model.seconds(h) if isinstance(h, Work) else 0.0 for h in part.last]
-        for part in {id(part): part for part in parts}.values()
-    }
-    for i in order:
-        for j, (happening, computing) in enumerate(
-            zip(parts[i].last, seconds[id(parts[i])], strict=True)
-        ):
-            now += computing
-            if isinstance(happening, Message):
-                if not happening.is_beside:
-                    now = started(happening.tiers) + happening.seconds
-                    free.update(dict.fromkeys(happening.tiers, now))
-            elif (i, j) in sent:
-                for (axes, _), size in sent[i, j]:
-                    if (axes, size) not in memo:
-                        memo[axes, size] = model.prices("all_reduce", axes, size)
-                    messages.append((axes, size, memo[axes, size]))
-                    tiers = model.prices.tiers_of(axes)
-                    free.update(dict.fromkeys(tiers, started(tiers) + memo[axes, size]))
-        now += parts[i].apart_s
-        steady += parts[i].backward_s if parts[i].weights is None else parts[i].weight_s
-    return max([now, *free.values()]) - steady, messages
+def _merged(
+    model: CostModel, happenings: Sequence[Happening]
+) -> list[tuple[int, Message | float | None]]:
+    """(place, what happens) of a pass: a message that blocks, or seconds that go by.
+
+    None where a gradient is ready. Computing between two others is one.
+    """
+    out: list[tuple[int, Message | float | None]] = []
+    computing = 0.0
+    for j, h in enumerate(happenings):
+        if isinstance(h, Work):
+            computing += model.seconds(h)
+            continue
+        if isinstance(h, Message) and h.is_beside:
+            continue
+        if computing:
+            out.append((j, computing))
+            computing = 0.0
+        out.append((j, h if isinstance(h, Message) else None))
+    return [*out, (len(happenings), computing)]
+
+
+def _passed(
+    model: CostModel,
+    merged: Sequence[tuple[int, Message | float | None]],
+    sends: Sequence[Sent],
+    seconds: Mapping[tuple[tuple[int, ...], int], float],
+    free: Mapping[int, float],
+) -> tuple[float, dict[int, float]]:
+    """(seconds of a part's last pass, when each tier is free after it), from its beginning on."""
+    now, until = 0.0, dict(free)
+    todo = iter((*sends, (-1, (), 0)))
+    place, axes, size = next(todo)
+    for j, h in merged:
+        if isinstance(h, float):
+            now += h
+        elif h is not None:
+            now = max([now, *(until.get(t, 0.0) for t in h.tiers)]) + h.seconds
+            until.update(dict.fromkeys(h.tiers, now))
+        elif place == j:
+            tiers = model.prices.tiers_of(axes)
+            start = max([now, *(until.get(t, 0.0) for t in tiers)])
+            until.update(dict.fromkeys(tiers, start + seconds[axes, size]))
+            place, axes, size = next(todo)
+    return now, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -740,13 +801,14 @@ def _in_turn(chunks: list[Chunk], microbatches: int) -> list[Placed]:
 
 def _grouped(parts: Sequence[Part]) -> list[CollectiveGroup]:
     merged: dict[tuple[str, tuple[str, ...], Phase], list[float]] = {}
+    alike = [list(group) for _, group in groupby(parts, key=id)]
     for phase in ("forward", "backward"):
-        for part in parts if phase == "forward" else reversed(parts):
-            for key, row in part.groups.items():
+        for group in alike if phase == "forward" else reversed(alike):
+            for key, row in group[0].groups.items():
                 if key[2] == phase:
                     total = merged.setdefault(key, [0.0, 0.0, 0.0])
                     for i, value in enumerate(row):
-                        total[i] += value
+                        total[i] += len(group) * value
     return [
         CollectiveGroup(
             op=op, axes=axes, phase=phase, count=int(n), total_bytes=int(size), seconds=seconds
@@ -801,11 +863,12 @@ def _memory(
     """
     parts, p = measured.parts, schedule.stages
     working = max((part.working for part in parts), default=0)
+    rows = zip(*((*q.stored, q.kept, q.gathered, q.waiting) for q in parts), strict=True)
+    before = [[0, *accumulate(row)] for row in rows]
     stages = []
     for rank in range(p):
-        inside = [parts[i] for run in runs[rank::p] for i in run]
-        kept, gathered, waiting = (
-            sum(getattr(part, name) for part in inside) for name in ("kept", "gathered", "waiting")
+        itself, gradients, state, kept, gathered, waiting = (
+            sum(row[run.stop] - row[run.start] for run in runs[rank::p]) for row in before
         )
         alive, later = max(
             held_microbatches(schedule, rank),
@@ -813,9 +876,9 @@ def _memory(
         )
         stages.append(
             Categories(
-                parameters_bytes=sum(part.stored[0] for part in inside),
-                gradients_bytes=sum(part.stored[1] for part in inside),
-                optimizer_bytes=sum(part.stored[2] for part in inside),
+                parameters_bytes=itself,
+                gradients_bytes=gradients,
+                optimizer_bytes=state,
                 activations_bytes=round(alive * kept + later * waiting),
                 gathered_bytes=round(alive * gathered),
                 temporary_bytes=measured.temporary_bytes + working,

@@ -6,8 +6,9 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from autoshard.search.folded import Folded, Sums
+from autoshard.search.folded import Folded
 from autoshard.search.problem import Problem
+from autoshard.search.sums import Sums
 
 
 def optimum(

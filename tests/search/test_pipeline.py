@@ -205,6 +205,38 @@ def test_every_task_runs_once_in_order_and_no_rank_does_two_things(
     assert total >= busiest - 1e-9
 
 
+@given(
+    st.sampled_from(ORDERS),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.lists(st.tuples(*[st.floats(0, 3)] * 4), min_size=15, max_size=15),
+)
+@settings(max_examples=100, deadline=None)
+def test_an_action_starts_as_soon_as_its_rank_is_free_and_what_it_needs_is_there(
+    order: Order, stages: int, virtual: int, rounds: int, seconds: list[tuple[float, ...]]
+) -> None:
+    virtual = virtual if order == "interleaved" else 1
+    chunks = [Chunk(f, b + w, w, s) for f, b, w, s in seconds[: stages * virtual]]
+    _, placed = simulate(order, chunks, stages, stages * rounds)
+    ends = {(p.action.task, p.action.chunk, p.action.microbatch): p.start_s for p in placed}
+    for p in placed:
+        ends[p.action.task, p.action.chunk, p.action.microbatch] += p.seconds
+    free = [0.0] * stages
+    for p in placed:
+        chunk, m = p.action.chunk, p.action.microbatch
+        match p.action.task:
+            case "F":
+                ready = ends["F", chunk - 1, m] + chunks[chunk - 1].send_s if chunk else 0.0
+            case "B" if chunk < len(chunks) - 1:
+                ready = ends["B", chunk + 1, m] + chunks[chunk].send_s
+            case task:
+                ready = ends["F" if task == "B" else "B", chunk, m]
+        assert p.start_s == max(free[p.rank], ready)
+        free[p.rank] = p.start_s + p.seconds
+    assert len(placed) == len(ends)
+
+
 @given(st.integers(2, 5), st.integers(1, 3), st.integers(0, 14), st.floats(0.01, 1))
 @settings(max_examples=60, deadline=None)
 def test_slower_chunks_never_make_a_step_faster(

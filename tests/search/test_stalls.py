@@ -13,11 +13,12 @@ from autoshard.candidates import Candidates
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph
 from autoshard.plan import Schedule
-from autoshard.search.folded import Folded, Sums, Tied
+from autoshard.search.folded import Folded
 from autoshard.search.inner import Prepared
 from autoshard.search.scheduled import Scheduled
 from autoshard.search.space import Arrangement
 from autoshard.search.stalls import Stalls
+from autoshard.search.sums import Sums, Tied
 from autoshard.search.whole import Problems
 from tests.search.model_graphs import llama
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -269,6 +270,33 @@ def test_gradients_delay_messages_of_their_own_tier_alone() -> None:
         assert exposed((1,), seconds) == pytest.approx(gradient)
         assert exposed((0, 1), seconds) == pytest.approx(gradient)
         assert exposed((0,), seconds) == pytest.approx(max(0.0, gradient - seconds))
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 40])
+@pytest.mark.parametrize("computing", [0.0, 0.3, 0.9, 1.5, 4.0])
+@pytest.mark.parametrize("full", [0.5, 1.7, 3.0, 1000.0])
+def test_blocks_alike_send_gradients_as_blocks_that_are_looked_at_one_by_one(
+    blocks: int, computing: float, full: float
+) -> None:
+    cluster = Cluster.preset("h100", 16)
+    graph = llama(3, 16, 128, 512, 8, 4, 1024, 2000)
+    model = CostModel(graph, cluster, (2, 8), Prepared(graph).rules, optimizer_of("adamw"))
+    size = 10**9
+    gradient = model.prices("all_reduce", (0,), size)
+
+    def part(is_block: bool, share: float) -> Part:
+        away, near = (Message(share * computing * gradient, False, (tier,)) for tier in (1, 0))
+        ready = ((0,), "bfloat16"), round(share * size)
+        seconds = 2 * away.seconds
+        return Part(is_block, backward=[ready, away, near, ready], backward_s=seconds)
+
+    first, block, last = part(False, 0.3), part(True, 1.0), part(False, 0.7)
+    alike = buckets([first, *[block] * blocks, last], round(full * size), model)
+    copies = [replace(block) for _ in range(blocks)]
+    one_by_one = buckets([first, *copies, last], round(full * size), model)
+    assert alike[0] == pytest.approx(one_by_one[0])
+    assert alike[1] == one_by_one[1]
+    assert sum(n for _, n, _ in alike[1]) == 2 * (blocks * size + round(0.3e9) + round(0.7e9))
 
 
 @given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 2))
