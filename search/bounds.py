@@ -85,20 +85,10 @@ def _ways(p: int, chunks: int, m: int, order: str) -> tuple[Way, ...]:
     return tuple(out)
 
 
-def divides(blocks: int, chunks: int) -> bool:
-    """Whether chunks can have equally many blocks, or would if both ends counted as a block.
-
-    Then the division does not depend on what anything costs.
-    """
-    return chunks == 1 or (
-        chunks <= blocks and (blocks % chunks == 0 or (blocks + 2) % chunks == 0)
-    )
-
-
 def runs_of(is_block: Sequence[bool], schedule: Schedule) -> list[range]:
     """Segments of each chunk of the whole model."""
     chunks = schedule.stages * schedule.virtual_stages
-    bounds = chunk_bounds(is_block, [0.0] * len(is_block), chunks)
+    bounds = chunk_bounds(is_block, [0.0] * len(is_block), chunks, schedule.stage_blocks)
     return [range(a, b) for a, b in pairwise(bounds)]
 
 
@@ -117,7 +107,7 @@ def weights(
     Args:
         is_block: of each segment of the short graph, whether it is a repeated block.
         stands_for: for each segment of the whole model its number there.
-        schedule: of a step; its chunks divide the blocks.
+        schedule: of a step; its chunks divide the blocks, or it lists them.
         way: what bounds the step.
         memory_rank: whose bytes count.
         exposed: share of the late gradients that counts.
@@ -156,12 +146,16 @@ def weights(
 
 @cache
 def rows_of(
-    is_block: tuple[bool, ...], stands_for: tuple[int, ...], chains: tuple[Way, ...]
+    is_block: tuple[bool, ...],
+    stands_for: tuple[int, ...],
+    chains: tuple[Way, ...],
+    stage_blocks: tuple[int, ...] | None,
 ) -> tuple[tuple[int, ...], ...]:
     """How often each segment of the short graph is passed on each way, there and back."""
     out = []
     chunks = len(chains[0].forward)
-    bounds = chunk_bounds([is_block[i] for i in stands_for], [0.0] * len(stands_for), chunks)
+    whole = [is_block[i] for i in stands_for]
+    bounds = chunk_bounds(whole, [0.0] * len(stands_for), chunks, stage_blocks)
     for way in chains:
         row = [0] * len(is_block)
         for passed, (a, b) in zip(way.forward, pairwise(bounds), strict=True):

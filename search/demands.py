@@ -9,6 +9,7 @@ from typing import Any
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, UnknownNameError
 from autoshard.search.space import AXES, Arrangement, Range, arrangements
+from autoshard.search.stages import Ends
 from autoshard.sharding.spec import PartitionSpec
 
 MICRO_BATCH = "micro-batch"
@@ -41,7 +42,13 @@ class Demands:
     pins: Mapping[str, PartitionSpec] = field(default_factory=dict)
 
     def points(
-        self, cluster: Cluster, global_batch: int, blocks: int, tokens: int = 1, experts: int = 1
+        self,
+        cluster: Cluster,
+        global_batch: int,
+        blocks: int,
+        tokens: int = 1,
+        experts: int = 1,
+        ends: Mapping[str, Ends] | None = None,
     ) -> list[Arrangement]:
         """The arrangements that are as demanded, but for pins; arguments as of ``arrangements``.
 
@@ -51,7 +58,7 @@ class Demands:
         """
         axes = {name: r for name, r in self.sizes.items() if name in AXES}
         every = arrangements(
-            cluster, global_batch, blocks, tokens=tokens, experts=experts, axes=axes
+            cluster, global_batch, blocks, tokens=tokens, experts=experts, axes=axes, ends=ends
         )
         kinds = sorted({a.recompute for a in every})
         for kind in self.recompute:

@@ -21,7 +21,7 @@ from autoshard.kernels import Style
 from autoshard.plan import Schedule
 from autoshard.search.bounds import rows_of, runs_of, ways
 from autoshard.search.cost import VIEWS, weight_values
-from autoshard.search.folded import standing
+from autoshard.search.folded import listed_twice, standing
 from autoshard.search.memory import Optimizer
 from autoshard.search.roofline import attention_seconds
 from autoshard.search.space import Arrangement
@@ -38,7 +38,8 @@ class Pace:
     """What all arrangements of one schedule share.
 
     Attributes:
-        schedule: of a step; the optimizer's shards are left out.
+        schedules: of a step, one for each kind of recomputation that blocks have; the optimizer's
+            shards are left out. What is said of each segment is said for one after the other.
         rows: how often each way (rows) passes each segment of the short graph, there and back.
         first: the least that each way passes a chunk of the first stage.
         inside: how often each segment is in the first stage.
@@ -49,7 +50,7 @@ class Pace:
         kept: bytes that it keeps for backward, over all of its devices.
     """
 
-    schedule: Schedule
+    schedules: tuple[Schedule, ...]
     rows: Numbers
     first: Numbers
     inside: tuple[int, ...]
@@ -98,25 +99,33 @@ class Floors:
 
     def pace(self, a: Arrangement) -> Pace:
         """What an arrangement shares with those of its schedule."""
-        key = a.pipeline, a.virtual_stages, a.microbatches, a.batch, a.recompute
+        chunks = a.pipeline, a.virtual_stages, a.stage_blocks
+        key = *chunks, a.microbatches, a.batch, a.recompute, a.recomputed_blocks
         if key not in self._paces:
             self._paces[key] = self._pace(a)
         return self._paces[key]
 
     def _pace(self, a: Arrangement) -> Pace:
         schedule = a.schedule(self.style).model_copy(update={"optimizer_shards": 1})
-        is_block, chains = self._work.is_block, ways(schedule)
-        rows = np.array(rows_of(is_block, self._stands_for, chains), dtype=np.float64)
+        is_block, stands_for = listed_twice(self._work.is_block, self._stands_for, schedule)
+        schedules = tuple(
+            schedule.model_copy(update={"recompute": kind, "recomputed_blocks": None})
+            for kind in a.kinds
+        )
+        chains = ways(schedule)
+        listed = rows_of(is_block, stands_for, chains, a.stage_blocks)
+        rows = np.array(listed, dtype=np.float64)
         share = a.batch / self._work.graph.batch
-        parts = self._work.seconds(schedule, share / a.devices)
+        parts = np.concatenate([self._work.seconds(s, share / a.devices) for s in schedules])
         inside = np.zeros(len(is_block))
-        whole = [is_block[i] for i in self._stands_for]
+        whole = [is_block[i] for i in stands_for]
         for run in runs_of(whole, schedule)[:: schedule.stages]:
             for i in run:
-                inside[self._stands_for[i]] += 1
-        stored, kept = self._work.bytes(schedule, self.optimizer)
+                inside[stands_for[i]] += 1
+        sizes = [self._work.bytes(s, self.optimizer) for s in schedules]
+        stored, kept = (np.concatenate(column) for column in zip(*sizes, strict=True))
         return Pace(
-            schedule=schedule,
+            schedules=schedules,
             rows=rows,
             first=np.array([float(min(w.forward[:: schedule.stages])) for w in chains]),
             inside=tuple(int(n) for n in inside),
@@ -134,18 +143,21 @@ class Floors:
     def with_storing(self, a: Arrangement, parts: Numbers, room: float) -> float:
         """Of segments that take ``parts`` seconds each, and of the parameters beside that.
 
+        ``parts``: of the segments with each of the arrangement's ``kinds``, one after the other.
         ``room``: bytes left on the first stage, see :meth:`room`.
         """
         pace = self.pace(a)
-        first_s = self._storing.first_stage(pace.schedule, pace.inside, a.sizes, room)
+        first_s = self._storing.first_stage(pace.schedules, pace.inside, a.sizes, room)
         if first_s == inf:
             return inf
-        return pace.step(parts + self._storing.each(pace.schedule, a.sizes), first_s)
+        each = np.concatenate([self._storing.each(s, a.sizes) for s in pace.schedules])
+        return pace.step(parts + each, first_s)
 
     def room(self, a: Arrangement, kept: Sequence[float] | None = None) -> float:
         """Bytes left on the first stage where everything is cut over all of its devices.
 
-        ``kept``: what a device keeps of each segment at least, if that is known better.
+        ``kept``: what a device keeps of each segment at least, if that is known better; listed as
+        those of :meth:`with_storing`.
         """
         pace = self.pace(a)
         held = pace.kept / a.devices if kept is None else float(np.dot(pace.inside, kept))

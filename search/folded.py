@@ -32,9 +32,11 @@ from autoshard.search.step import (
     compose,
     crossing_nodes,
     measure,
+    measured_step,
     recomputed,
     segments,
     send_seconds,
+    spread,
 )
 from autoshard.search.sums import Choice, Places, Sums, Tied
 from autoshard.sharding.layout import R
@@ -68,6 +70,19 @@ class Weights:
     sends: float = 0.0
     temporary: float = 0.0
     floor: bool = False
+
+    def halves(self) -> tuple[Weights, Weights]:
+        """Of segments that are listed twice, the first of each and the second.
+
+        Messages, and what there is for a while, count with the first.
+        """
+        n = len(self.forward) // 2
+        rows = ("forward", "backward", "update", "late", "stored", "kept")
+        first, second = (
+            {name: getattr(self, name)[half] for name in rows}
+            for half in (slice(n), slice(n, None))
+        )
+        return replace(self, **first), replace(self, **second, sends=0.0, temporary=0.0)
 
     @property
     def counts(self) -> tuple[bool, ...]:
@@ -434,11 +449,15 @@ class Folded:
         if found.key not in self._programs:
             self._programs[found.key] = self.program(found)
         program = self._programs[found.key]
-        full = found.key, schedule.recompute, schedule.optimizer_shards
-        if full not in self._measured:
-            segments_ = measure(self.model, program, schedule)
-            self._measured[full] = segments_.with_blocks(self.blocks)
-        return program, self._measured[full]
+
+        def measured(schedule: Schedule) -> Measured:
+            full = found.key, schedule.recompute, schedule.optimizer_shards
+            if full not in self._measured:
+                segments_ = measure(self.model, program, schedule)
+                self._measured[full] = segments_.with_blocks(self.blocks)
+            return self._measured[full]
+
+        return program, measured_step(measured, schedule)
 
     def step(self, found: Tied, schedule: Schedule, limit: int | None) -> Step:
         """The exact figures of a step."""
@@ -462,6 +481,22 @@ def standing(is_block: Sequence[bool], blocks: int) -> tuple[int, ...]:
     first, last = here[0], here[-1]
     middle = (first + 1,) * (blocks - 2)
     return (*range(first + 1), *middle, *range(last, len(is_block)))
+
+
+def listed_twice(
+    is_block: tuple[bool, ...], stands_for: tuple[int, ...], schedule: Schedule
+) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    """The same with the segments of the short graph a second time, for recomputed blocks.
+
+    As they are where all blocks are recomputed, or none.
+    """
+    if schedule.recomputed_blocks is None:
+        return is_block, stands_for
+    chosen = spread([is_block[i] for i in stands_for], schedule)
+    count = len(is_block)
+    return is_block * 2, tuple(
+        i + count * second for i, second in zip(stands_for, chosen, strict=True)
+    )
 
 
 def first_instances(nodes: Sequence[Node], repeats: Sequence[Repeat]) -> dict[str, str]:

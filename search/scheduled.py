@@ -19,7 +19,7 @@ from autoshard.search.chords import between
 from autoshard.search.critical import critical
 from autoshard.search.feasible import SURE
 from autoshard.search.filling import combined, filled
-from autoshard.search.folded import Folded
+from autoshard.search.folded import Folded, listed_twice
 from autoshard.search.preference import preference
 from autoshard.search.problem import LEANEST
 from autoshard.search.stalls import Stall, Stalls
@@ -76,6 +76,12 @@ class Scheduled:
 
     def __init__(self, folded: Folded, schedule: Schedule, limit: int | None) -> None:
         self.folded, self.schedule, self.limit = folded, schedule, limit
+        twice = listed_twice(folded.is_block, folded.stands_for, schedule)
+        self.is_block, self.stands_for = twice
+        alike = schedule.model_copy(update={"recomputed_blocks": None})
+        none = alike.model_copy(update={"recompute": "none"})
+        self._kinds = (alike,) if schedule.recomputed_blocks is None else (none, alike)
+        """Blocks that differ in what is computed again, as schedules of the same for all."""
         self.ways = ways(schedule)
         self.way = self.ways[0]
         self.memory_rank = 0
@@ -93,15 +99,17 @@ class Scheduled:
                 none, all_ = (self.sums(e, floor=floor) for e in (0.0, 1.0))
                 return none.towards(all_, exposed)
             found = weights(
-                self.folded.is_block,
-                self.folded.stands_for,
+                self.is_block,
+                self.stands_for,
                 self.schedule,
                 way=self.way,
                 memory_rank=self.memory_rank,
                 exposed=exposed,
                 floor=floor,
             )
-            self._sums[key] = self.folded.sums(self.schedule, found)
+            each = (found,) if len(self._kinds) == 1 else found.halves()
+            sums = [self.folded.sums(s, w) for s, w in zip(self._kinds, each, strict=True)]
+            self._sums[key] = sums[0] if len(sums) == 1 else sums[0].plus(sums[1])
         return self._sums[key]
 
     def bound(self) -> float:
@@ -169,6 +177,8 @@ class Scheduled:
         """
         if self.schedule.overlapped or self.schedule.splits_backward:
             return known  # what a window has beside it is elsewhere then
+        if len(self._kinds) > 1:
+            return known  # windows differ from block to block
         if not any(self.folded.is_block):
             return known
         stalls = Stalls(self.folded, self.schedule)
@@ -336,8 +346,9 @@ class Scheduled:
 
     def _longest_way(self, tied: Tied) -> Way:
         """Of the ways that are known beforehand the one that takes longest with a choice."""
-        seconds = self.folded.parts_at(self.schedule, tied.choice)
-        rows = rows_of(self.folded.is_block, self.folded.stands_for, self.ways)
+        seconds = [t for s in self._kinds for t in self.folded.parts_at(s, tied.choice)]
+        blocks = self.schedule.stage_blocks
+        rows = rows_of(self.is_block, self.stands_for, self.ways, blocks)
         lengths = [sum(n * t for n, t in zip(row, seconds, strict=True)) for row in rows]
         return self.ways[max(range(len(rows)), key=lengths.__getitem__)]
 

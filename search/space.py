@@ -10,19 +10,24 @@ inside a unit of the cluster, replicate across (HSDP); but for experts they are 
 ``expert`` too. The optimizer's state and work are always shared by all that hold a parameter whole
 (ZeRO 1): that costs nothing.
 
+Of blocks whose backward computes again all may do so, or about a quarter, half or three quarters,
+equally many on each stage. Stages of one chunk divide the blocks evenly, alone or with both ends as
+a block each; or, where that makes the slowest faster, as what stands before and after the blocks
+takes beside a block.
+
 Left out, since another arrangement is as fast and takes no more memory: GPipe (1F1B), recomputing
 what backward does not need, tokens cut where there are samples to cut (``context`` and the samples
 of a microbatch have no common divisor: in its place more devices along ``data`` take fewer samples
 each). Left out too: interleaved schedules whose microbatches do not come in
-whole rounds of the stages (Megatron-LM does not take them), and stages that do not divide the
-blocks evenly, neither alone nor with both ends as a block each.
+whole rounds of the stages (Megatron-LM does not take them), or whose chunks are uneven.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from math import gcd, prod
 
 from autoshard.candidates import AxisUse
@@ -30,8 +35,8 @@ from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, UnknownNameError
 from autoshard.kernels import Style
 from autoshard.plan import MeshDocument, Schedule
-from autoshard.search.bounds import divides
 from autoshard.search.ladder import divisors
+from autoshard.search.stages import Ends, balanced, divides, slowest
 from autoshard.sharding.layout import Shape
 
 AXES = ("pipeline", "replica", "data", "expert", "context", "model")
@@ -45,6 +50,15 @@ USES: Mapping[str, AxisUse] = {
 
 Range = tuple[int, int | None]
 """Least and most (None: any) size of an axis."""
+
+RECOMPUTE = ("none", "full")
+"""Kinds of recomputation that are tried."""
+
+SHARES = (0.25, 0.5, 0.75)
+"""Shares of the blocks that may be recomputed, beside none and all."""
+
+FASTER = 1e-3
+"""Share of the slowest stage that an uneven split must save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +76,8 @@ class Arrangement:
         microbatches: of one step.
         virtual_stages: chunks of the model on each stage.
         recompute: see :class:`autoshard.plan.Schedule`.
+        stage_blocks: blocks of each stage, where they are uneven; None: even.
+        recomputed_blocks: how many blocks ``recompute`` is of, spread evenly; None: all.
     """
 
     pipeline: int
@@ -74,6 +90,8 @@ class Arrangement:
     microbatches: int
     virtual_stages: int
     recompute: str
+    stage_blocks: tuple[int, ...] | None = None
+    recomputed_blocks: int | None = None
 
     @property
     def order(self) -> str:
@@ -114,7 +132,14 @@ class Arrangement:
             recompute=self.recompute,
             style=style,
             optimizer_shards=self.devices // self.model,
+            stage_blocks=self.stage_blocks,
+            recomputed_blocks=self.recomputed_blocks,
         )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of recomputation that blocks have."""
+        return (self.recompute,) if self.recomputed_blocks is None else ("none", self.recompute)
 
     @property
     def params(self) -> dict[str, int | str]:
@@ -129,19 +154,30 @@ class Arrangement:
             "micro_batch": self.micro_batch,
             "virtual_stages": self.virtual_stages,
             "recompute": self.recompute,
+            "split": "even" if self.stage_blocks is None else "uneven",
+            "recomputed": "all" if self.recomputed_blocks is None else self.recomputed_blocks,
         }
 
     @property
     def label(self) -> str:
-        """``pipeline=4 x 2, data=8, model=8, 16 microbatches of 1, recompute full``."""
+        """``pipeline=4 x 2, data=8, model=8, 16 microbatches of 1, recompute full``.
+
+        Uneven stages as ``pipeline=4 of 9+9+8+6 blocks``, ``9x2`` for two such in a row.
+        """
         sizes = zip(AXES, (self.pipeline, *self.sizes), strict=True)
         words = [f"{n}={s}" for n, s in sizes if s > 1] or ["one device"]
         if self.virtual_stages > 1:
             words[0] += f" x {self.virtual_stages}"
+        if self.stage_blocks is not None:
+            runs = [(n, len(list(same))) for n, same in groupby(self.stage_blocks)]
+            each = "+".join(f"{n}x{times}" if times > 1 else f"{n}" for n, times in runs)
+            words[0] += f" of {each} blocks"
         if self.microbatches > 1:
             words.append(f"{self.microbatches} microbatches of {self.micro_batch}")
         if self.recompute != "none":
-            words.append(f"recompute {self.recompute}")
+            some = self.recomputed_blocks
+            blocks = "" if some is None else f" of {some} block{'s' * (some > 1)}"
+            words.append(f"recompute {self.recompute}{blocks}")
         return ", ".join(words)
 
 
@@ -159,7 +195,8 @@ def arrangements(
     tokens: int = 1,
     experts: int = 1,
     axes: Mapping[str, Range] | None = None,
-    recompute: tuple[str, ...] = ("none", "full"),
+    recompute: tuple[str, ...] = RECOMPUTE,
+    ends: Mapping[str, Ends] | None = None,
 ) -> list[Arrangement]:
     """Every arrangement of the cluster's devices for a step of ``global_batch`` samples.
 
@@ -171,12 +208,14 @@ def arrangements(
         experts: of a layer, that ``expert`` divides; 1: it has none.
         axes: least and most size of some axes.
         recompute: kinds of recomputation that are tried.
+        ends: what stands before and after the blocks, beside a block with each kind of
+            recomputation; None: it is not known, and stages are even.
 
     Raises:
         UnknownNameError: no such axis.
         MeshError: nothing is left; says what the axes may be.
     """
-    allowed = axes or {}
+    allowed, known = axes or {}, ends or {}
     for name in allowed:
         if name not in AXES:
             raise UnknownNameError("mesh axis", name, AXES)
@@ -190,7 +229,13 @@ def arrangements(
 
     out: list[Arrangement] = []
     for p in reversed(divisors(cluster.devices)):
-        if not may("pipeline", p) or not divides(blocks, p):
+        kinds = [
+            (kind, some, _splits(p, blocks, _between(known, kind, some, blocks)))
+            for kind in recompute
+            for some in (_some(p, blocks) if kind == "full" else (None,))
+            if blocks or kind == "none"
+        ]
+        if not may("pipeline", p) or not any(splits for _, _, splits in kinds):
             continue
         stage = cluster.devices // p
         try:
@@ -223,12 +268,19 @@ def arrangements(
                                 microbatches=each // micro,
                                 virtual_stages=virtual,
                                 recompute=kind,
+                                stage_blocks=split,
+                                recomputed_blocks=some,
                             )
-                            for kind in recompute
-                            if blocks or kind == "none"
+                            for kind, some, splits in kinds
+                            for split in (splits if virtual == 1 else (None,))
                         ]
     if not out:
-        raise MeshError(_nothing(cluster, global_batch, blocks, allowed))
+        stages = [
+            p
+            for p in reversed(divisors(cluster.devices))
+            if any(_splits(p, blocks, known.get(kind)) for kind in recompute)
+        ]
+        raise MeshError(_nothing(cluster, global_batch, stages, allowed))
     return out
 
 
@@ -266,12 +318,49 @@ def _chunks(stages: int, microbatches: int, blocks: int) -> tuple[int, ...]:
     return (1, *(n for n in most if divides(blocks, stages * n)))
 
 
-def _nothing(cluster: Cluster, global_batch: int, blocks: int, allowed: Mapping[str, Range]) -> str:
+@cache
+def _some(stages: int, blocks: int) -> tuple[int | None, ...]:
+    """How many blocks may be recomputed; None: all."""
+    each = blocks // stages
+    per_stage = sorted({round(share * each) for share in SHARES} - {0, each}) if each else []
+    return (None, *(n * stages for n in per_stage))
+
+
+def _between(ends: Mapping[str, Ends], kind: str, some: int | None, blocks: int) -> Ends | None:
+    """What stands before and after the blocks, where ``some`` of them are recomputed."""
+    found, none = ends.get(kind), ends.get("none")
+    if some is None or found is None or none is None:
+        return found
+    share = some / blocks
+    before, after = (
+        1 / ((1 - share) / a + share / b) if a and b else 0.0
+        for a, b in zip(none, found, strict=True)
+    )
+    return before, after
+
+
+@cache
+def _splits(stages: int, blocks: int, ends: Ends | None) -> tuple[tuple[int, ...] | None, ...]:
+    """How the blocks may be divided among stages of one chunk; None: evenly."""
+    even = (None,) if divides(blocks, stages) else ()
+    if ends is None or stages == 1:
+        return even
+    found = balanced(blocks, stages, ends)
+    if found is None:
+        return even
+    most = slowest(blocks, stages, ends, found)
+    if even and most >= slowest(blocks, stages, ends, None) * (1 - FASTER):
+        return even
+    return (*even, found)
+
+
+def _nothing(
+    cluster: Cluster, global_batch: int, stages: Sequence[int], allowed: Mapping[str, Range]
+) -> str:
     asked = ", ".join(
         f"{name} from {least}" + ("" if most is None else f" to {most}")
         for name, (least, most) in allowed.items()
     )
-    stages = [p for p in reversed(divisors(cluster.devices)) if divides(blocks, p)]
     return (
         f"no arrangement of {cluster.devices} devices for {global_batch} samples of a step"
         + (f" has {asked}" if asked else "")

@@ -11,6 +11,9 @@ from math import inf
 from autoshard.errors import RequestError
 from autoshard.plan import Schedule
 
+Ends = tuple[float, float]
+"""Seconds of what stands before the blocks, and after them, in those of a block; 0: nothing."""
+
 
 def alive_microbatches(schedule: Schedule, rank: int) -> float:
     """Most microbatches of a whole stage that are between forward and backward at a time."""
@@ -41,6 +44,16 @@ def held_microbatches(schedule: Schedule, rank: int) -> tuple[tuple[float, float
         now = min(ahead, m - done)
         out |= {(float(now), float(done)), (now - 1.0, done + 1.0)}
     return tuple(sorted(out, reverse=True))
+
+
+def divides(blocks: int, chunks: int) -> bool:
+    """Whether chunks can have equally many blocks, or would if both ends counted as a block.
+
+    Then the division does not depend on what anything costs.
+    """
+    return chunks == 1 or (
+        chunks <= blocks and (blocks % chunks == 0 or (blocks + 2) % chunks == 0)
+    )
 
 
 def chunk_bounds(
@@ -148,6 +161,33 @@ def partition(
 
 NEAR = 1e-9
 """Sums of seconds that differ by less than this share are equal."""
+
+
+def balanced(blocks: int, stages: int, ends: Ends) -> tuple[int, ...] | None:
+    """Blocks of each stage such that the slowest is as fast as can be; see :func:`partition`.
+
+    What stands before the blocks, or after them, may be a stage of its own.
+
+    Args:
+        blocks: of the model, alike.
+        stages: how many are wanted.
+        ends: see :data:`Ends`.
+    """
+    alone = [int(end > 0) for end in ends]
+    seconds = [*ends[:1] * alone[0], *(1.0,) * blocks, *ends[1:] * alone[1]]
+    found = list(partition([True] * len(seconds), seconds, stages) or ())
+    if not found:
+        return None
+    found[0] -= alone[0]
+    found[-1] -= alone[1]
+    return tuple(found)
+
+
+def slowest(blocks: int, stages: int, ends: Ends, stage_blocks: Sequence[int] | None) -> float:
+    """Seconds of the slowest stage, in those of a block; ``stage_blocks`` as of a schedule."""
+    is_block, seconds = [False, *(True,) * blocks, False], [ends[0], *(1.0,) * blocks, ends[1]]
+    bounds = chunk_bounds(is_block, seconds, stages, stage_blocks)
+    return max(sum(seconds[a:b]) for a, b in pairwise(bounds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ last microbatch's backward.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,7 @@ from autoshard.search.apart import halves, of_weights
 from autoshard.search.cost import CostModel, Work
 from autoshard.search.pipeline import Action, Chunk, Placed, duration, simulate
 from autoshard.search.price import _Pricer
-from autoshard.search.stages import chunk_bounds, held_microbatches
+from autoshard.search.stages import chunk_bounds, divides, held_microbatches
 from autoshard.search.walk import MemoryWalk, reserve_parts
 from autoshard.search.work import ATTENTION, NORMS, PRODUCTS
 from autoshard.sharding.collective import Phase
@@ -521,14 +522,31 @@ def measured_step(measure: Callable[[Schedule], Measured], schedule: Schedule) -
     kept = measure(schedule.model_copy(update={"recompute": "none"}))
     if schedule.blocks is not None:
         kept = kept.with_blocks(schedule.blocks)
-    blocks = sum(part.is_block for part in found.parts)
-    parts, block = [], 0
-    for whole, part in zip(kept.parts, found.parts, strict=True):
-        # Spread evenly: a recomputed one wherever the share passes the next whole number.
-        chosen = part.is_block and (block + 1) * again // blocks > block * again // blocks
-        parts.append(part if chosen else whole)
-        block += part.is_block
-    return replace(found, parts=tuple(parts))
+    chosen = spread([part.is_block for part in found.parts], schedule)
+    parts = tuple(
+        part if again else whole
+        for whole, part, again in zip(kept.parts, found.parts, chosen, strict=True)
+    )
+    return replace(found, parts=parts)
+
+
+def spread(is_block: Sequence[bool], schedule: Schedule) -> list[bool]:
+    """Of each segment of the whole model whether it is a block that is recomputed.
+
+    ``schedule.recomputed_blocks`` of them lie evenly among all, in the order of the ranks that have
+    them, so that each rank has as many; one after another where the division depends on seconds.
+    """
+    some, p, virtual = schedule.recomputed_blocks, schedule.stages, schedule.virtual_stages
+    blocks = [i for i, repeated in enumerate(is_block) if repeated]
+    if some is None:
+        return list(is_block)
+    if virtual > 1 and divides(len(blocks), p * virtual):
+        bounds = chunk_bounds(is_block, [0.0] * len(is_block), p * virtual)
+        blocks.sort(key=lambda i: ((bisect_right(bounds, i) - 1) % p, i))
+    # One wherever the share passes the next whole number.
+    share = [n * some // len(blocks) for n in range(len(blocks) + 1)]
+    chosen = {i for i, (low, high) in zip(blocks, pairwise(share), strict=True) if high > low}
+    return [i in chosen for i in range(len(is_block))]
 
 
 Sent = tuple[int, tuple[int, ...], int]

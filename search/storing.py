@@ -13,7 +13,7 @@ parameter, the dearest ones are whole until the room is used up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from math import inf
 
@@ -43,7 +43,7 @@ class Storing:
         self.graph, self.cluster = graph, cluster
         self.parts = segments(graph)
         self._prices: Prices = {}
-        self._sums: dict[tuple[tuple[int, ...], str], tuple[float, float]] = {}
+        self._sums: dict[tuple[tuple[int, ...], tuple[str, ...]], tuple[float, float]] = {}
         self._known: dict[str, Numbers] = {}
         sizes = [n.itemsize for n in graph.nodes if n.op == "parameter" and n.differentiable]
         largest = max(sizes, default=MASTER_BYTES)
@@ -62,13 +62,13 @@ class Storing:
         return each
 
     def first_stage(
-        self, schedule: Schedule, inside: tuple[int, ...], sizes: Shape, room: float
+        self, schedules: Sequence[Schedule], inside: Sequence[int], sizes: Shape, room: float
     ) -> float:
         """Seconds of one microbatch in the first stage beside :meth:`each`, for want of memory.
 
         Args:
-            schedule: of a step.
-            inside: how often each segment of the graph is in the first stage.
+            schedules: of a step, one for each kind of recomputation that blocks have.
+            inside: for each of these how often each segment of the graph is in the first stage.
             sizes: see :meth:`each`.
             room: bytes that are left where everything is cut over all devices of the stage.
 
@@ -78,7 +78,8 @@ class Storing:
         # As if ``expert`` cut all parameters: it cuts those of experts.
         replica, data, expert, context, model = sizes
         model *= expert
-        once, twice = self._inside(schedule, inside)
+        schedule = schedules[0]
+        once, twice = self._inside(schedules, inside)
         parts, both = data * context, once + twice
         left = room - 2 * both / (model * parts) * (1 - 1 / replica)
         if min(room, left) < 0:
@@ -104,11 +105,11 @@ class Storing:
         in_parts = sum(self._seconds_a_byte(schedule.stages, sizes)) + adding / parts
         return min(adding, in_parts), max(0.0, in_parts - adding)
 
-    def _inside(self, schedule: Schedule, inside: tuple[int, ...]) -> tuple[float, float]:
+    def _inside(self, schedules: Sequence[Schedule], inside: Sequence[int]) -> tuple[float, float]:
         """Bytes of parameters of the first stage that are gathered once, and twice."""
-        key = inside, schedule.recompute
+        key = tuple(inside), tuple(s.recompute for s in schedules)
         if key not in self._sums:
-            once, twice = np.array(inside) @ self._rows(schedule)
+            once, twice = np.array(inside) @ np.concatenate([self._rows(s) for s in schedules])
             self._sums[key] = float(once), float(twice)
         return self._sums[key]
 

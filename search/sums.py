@@ -140,6 +140,22 @@ class Sums:
         again = {f: (1 - share) * a + share * other.again[f] for f, a in self.again.items()}
         return self.with_seconds(flat, again)
 
+    def plus(self, other: Sums) -> Sums:
+        """The sums of both."""
+
+        def added(mine: dict[int, Array], others: dict[int, Array]) -> dict[int, Array]:
+            both = {f: mine[f] + others[f] for f in mine if f in others}
+            return {**mine, **others, **both}
+
+        return Sums(
+            self.scopes,
+            self.places,
+            self.flat_seconds + other.flat_seconds,
+            self.flat_bytes + other.flat_bytes,
+            added(self.gathered, other.gathered),
+            added(self.again, other.again),
+        )
+
     def at(self, per_byte: float) -> Sequence[Array]:
         """Seconds with every byte at a price."""
         if not per_byte:

@@ -227,7 +227,8 @@ class Problems:
         least that the memory asks for.
         """
         alone = self.folded(self._alone(a))
-        return self._bound_alone(a, alone, 1, alone.least_kept(a.recompute))
+        kept = [held for kind in a.kinds for held in alone.least_kept(kind)]
+        return self._bound_alone(a, alone, 1, kept)
 
     def _alone(self, a: Arrangement) -> Arrangement:
         """The axes that share a sample."""
@@ -253,7 +254,7 @@ class Problems:
     def _bound_alone(
         self, a: Arrangement, alone: Folded, shares: int, kept: Sequence[float] | None = None
     ) -> float:
-        seconds = np.array(alone.least_parts(a.recompute)) / shares
+        seconds = np.concatenate([alone.least_parts(kind) for kind in a.kinds]) / shares
         return self.floors.with_storing(a, seconds, self.floors.room(a, kept))
 
     def folded(self, a: Arrangement) -> Folded:

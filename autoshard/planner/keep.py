@@ -17,12 +17,12 @@ from autoshard.imports.kept import Kept
 from autoshard.plan import Alternative, StepTime
 from autoshard.planner.request import SHORT_AXES
 from autoshard.planner.whole_nearest import WholeAsked
-from autoshard.search.bounds import divides
 from autoshard.search.demands import SIZES, Demands
 from autoshard.search.outer import why
 from autoshard.search.pipeline import check
 from autoshard.search.scheduled import Found, Scheduled
 from autoshard.search.space import USES, Arrangement
+from autoshard.search.stages import divides
 from autoshard.search.whole import Problems
 
 RECOMPUTE = "recompute"

@@ -15,13 +15,14 @@ from autoshard.kernels import Style
 from autoshard.planner.family import Family, family_of
 from autoshard.search import length_of
 from autoshard.search.demands import MICRO_BATCH, RECOMPUTATION, Demands, size_of
+from autoshard.search.ends import ends_of
 from autoshard.search.feasible import SURE, stored_bytes
 from autoshard.search.ladder import devices_at, divisors, first, place_of
 from autoshard.search.lean import Lean
 from autoshard.search.memory import OPTIMIZERS
 from autoshard.search.outer import binding
 from autoshard.search.pins import resolve, storable
-from autoshard.search.space import Arrangement
+from autoshard.search.space import RECOMPUTE, Arrangement
 from autoshard.search.whole import Problems
 
 MOST_TIMES = 64
@@ -77,7 +78,12 @@ class WholeAsked:
         """
         family, demands = self.family, self.demands
         found = demands.points(
-            self.cluster, self.global_batch, family.blocks, family.tokens, family.experts
+            self.cluster,
+            self.global_batch,
+            family.blocks,
+            family.tokens,
+            family.experts,
+            ends_of(family.growth.one, self.cluster, self.style, RECOMPUTE),
         )
         if not demands.pins:
             return found

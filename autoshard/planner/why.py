@@ -127,6 +127,8 @@ def _kinds(best: Arrangement) -> Iterator[tuple[str, Callable[[Arrangement], boo
     )
     if best.pipeline > 1:
         yield f"other stages than {best.pipeline}", lambda a: a.pipeline not in (1, best.pipeline)
+    if best.stage_blocks is not None:
+        yield "even stages", lambda a: a.pipeline == best.pipeline and a.stage_blocks is None
 
 
 def _figures(result: Result, problems: Problems) -> Figures:
