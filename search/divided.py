@@ -29,15 +29,25 @@ class Divided(Problems):
 
     def raised(self, asked: Sequence[tuple[str, Arrangement]]) -> list[float]:
         """See :meth:`Problems.raised`."""
-        self.bounded += sum(level == "bound" for level, _ in asked)
-        questions = [Ask(level, a, self.mesh_of(level, a)) for level, a in asked]
-        return [float(bound) for bound in self.workers.answers(questions)]
+        # Thousands of the first bounds need what few meshes take: only that is asked of others.
+        needed = {key: mesh for level, a in asked for key, mesh in self.needed(level, a)}
+        bounds = [a for level, a in asked if level == "bound"]
+        questions = [Ask("least", mesh, self.mesh_of(mesh)) for mesh in needed.values()]
+        questions += [Ask("bound", a, self.mesh_of(a)) for a in bounds]
+        answers = self.workers.answers(questions)
+        self._leasts.update(zip(needed, answers, strict=False))
+        self.bounded += len(bounds)
+        found = iter(answers[len(needed) :])
+        return [
+            float(next(found)) if level == "bound" else getattr(self, level)(a)
+            for level, a in asked
+        ]
 
     def solve(self, a: Arrangement) -> Found:
         """See :meth:`Problems.solve`."""
         if a not in self._found:
             self.solved += 1
-            (self._found[a],) = self.workers.answers([Ask("solve", a, self.mesh_of("solve", a))])
+            (self._found[a],) = self.workers.answers([Ask("solve", a, self.mesh_of(a))])
         return self._found[a]
 
 

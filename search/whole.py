@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf
@@ -120,6 +120,19 @@ class _Price:
         return preference(self.step_time, self.memory)
 
 
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What the segments of one mesh take at least, each chosen for itself.
+
+    Attributes:
+        seconds: of one microbatch.
+        kept: bytes for its backward.
+    """
+
+    seconds: tuple[float, ...]
+    kept: tuple[float, ...]
+
+
 class Problems:
     """The inner problems of a space: each mesh and microbatch is built once, schedules share it.
 
@@ -152,6 +165,7 @@ class Problems:
         self._folded: dict[Mesh, Folded] = {}
         self._scheduled: dict[Arrangement, Scheduled] = {}
         self._found: dict[Arrangement, Found] = {}
+        self._leasts: dict[tuple[Mesh, str], Least] = {}
         self._floors: Floors | None = None
         self.bounded = self.solved = 0
 
@@ -186,6 +200,7 @@ class Problems:
         graphs, blocks, cluster, optimizer, _, style, pins, uses = self.asked
         other = Problems(graphs, blocks, cluster, optimizer, limit, style, pins, uses)
         other._prepared, other._folded = self._prepared, self._folded
+        other._leasts = self._leasts
         return other
 
     def prepare(self, space: Sequence[Arrangement]) -> None:
@@ -216,8 +231,8 @@ class Problems:
         n samples take no less than the share n / m of what m take, nor do the tokens of one device
         along ``context`` take less than their share.
         """
-        most = self.folded(self._most_samples(a))
-        return self._bound_alone(a, most, -(-self._most // a.micro_batch) * a.context)
+        least = self._least(self._most_samples(a), a.kinds)
+        return self._bound_alone(a, least, -(-self._most // a.micro_batch) * a.context)
 
     def by_axes(self, a: Arrangement) -> float:
         """The third bound: the axes that share a sample alone, with the samples of one device.
@@ -226,9 +241,31 @@ class Problems:
         there saves no computing but the optimizer's, which is left out, and costs messages: the
         least that the memory asks for.
         """
-        alone = self.folded(self._alone(a))
-        kept = [held for kind in a.kinds for held in alone.least_kept(kind)]
-        return self._bound_alone(a, alone, 1, kept)
+        least = self._least(self._alone(a), a.kinds)
+        return self._bound_alone(a, least, 1, [held for each in least for held in each.kept])
+
+    def least(self, a: Arrangement) -> Least:
+        """What the segments of an arrangement's mesh and microbatch take at least."""
+        folded = self.folded(a)
+        return Least(folded.least_parts(a.recompute), folded.least_kept(a.recompute))
+
+    def _least(self, a: Arrangement, kinds: Sequence[str]) -> list[Least]:
+        """The same with each of some kinds of recomputation."""
+        keys = [(_mesh(a), kind) for kind in kinds]
+        for key in keys:
+            if key not in self._leasts:
+                self._leasts[key] = self.least(_of_kind(a, key[1]))
+        return [self._leasts[key] for key in keys]
+
+    def needed(self, level: str, a: Arrangement) -> Iterator[tuple[tuple[Mesh, str], Arrangement]]:
+        """Of which meshes a bound needs :meth:`least`, where that is not known yet."""
+        if level == "bound":
+            return
+        alone = self._most_samples(a) if level == "by_share" else self._alone(a)
+        for kind in a.kinds:
+            key = _mesh(alone), kind
+            if key not in self._leasts:
+                yield key, _of_kind(alone, kind)
 
     def _alone(self, a: Arrangement) -> Arrangement:
         """The axes that share a sample."""
@@ -238,13 +275,8 @@ class Problems:
     def _most_samples(self, a: Arrangement) -> Arrangement:
         return self._alone(replace(a, context=1, micro_batch=self._most))
 
-    def mesh_of(self, question: str, a: Arrangement) -> Mesh:
-        """Whose tables an answer needs: of a bound by name, or of ``solve``."""
-        match question:
-            case "by_share":
-                return _mesh(self._most_samples(a))
-            case "by_axes":
-                return _mesh(self._alone(a))
+    def mesh_of(self, a: Arrangement) -> Mesh:
+        """Whose tables an answer about an arrangement needs."""
         return _mesh(a)
 
     def raised(self, asked: Sequence[tuple[str, Arrangement]]) -> list[float]:
@@ -252,9 +284,13 @@ class Problems:
         return [getattr(self, level)(a) for level, a in asked]
 
     def _bound_alone(
-        self, a: Arrangement, alone: Folded, shares: int, kept: Sequence[float] | None = None
+        self,
+        a: Arrangement,
+        least: Sequence[Least],
+        shares: int,
+        kept: Sequence[float] | None = None,
     ) -> float:
-        seconds = np.concatenate([alone.least_parts(kind) for kind in a.kinds]) / shares
+        seconds = np.concatenate([each.seconds for each in least]) / shares
         return self.floors.with_storing(a, seconds, self.floors.room(a, kept))
 
     def folded(self, a: Arrangement) -> Folded:
@@ -368,6 +404,18 @@ class BestFirst:
 
 def _mesh(a: Arrangement) -> Mesh:
     return a.batch, (a.pipeline, *a.sizes)
+
+
+def _of_kind(a: Arrangement, kind: str) -> Arrangement:
+    """The mesh and microbatch of an arrangement alone, with one kind of recomputation."""
+    return replace(
+        a,
+        microbatches=1,
+        virtual_stages=1,
+        recompute=kind,
+        stage_blocks=None,
+        recomputed_blocks=None,
+    )
 
 
 def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
