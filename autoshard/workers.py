@@ -62,6 +62,7 @@ class _Worker:
     process: subprocess.Popen[bytes]
     pipe: Connection
     has: set[Hashable] = field(default_factory=set)
+    beside: Ask | None = None
 
 
 class Workers:
@@ -74,6 +75,7 @@ class Workers:
 
     def __init__(self, count: int, module: str) -> None:
         self._workers: list[_Worker] = []
+        self._kept: dict[Ask, tuple[Any, BaseException | None]] = {}
         for _ in range(count):
             ours, theirs = Pipe()
             with theirs:
@@ -90,8 +92,11 @@ class Workers:
     def hold(self, made: Callable[..., object], *arguments: object) -> None:
         """Let each make ``made(*arguments)``, which may be pickled, and hold it."""
         for worker in self._workers:
+            if worker.beside is not None:
+                self._keep(worker)
             worker.has.clear()
             self._send(worker, (made, arguments))
+        self._kept.clear()
 
     def begin(self, ask: Ask) -> None:
         """Let the first worker find one answer, for :meth:`end` to fetch."""
@@ -101,12 +106,17 @@ class Workers:
         """What :meth:`begin` asked for; raises as :meth:`answers`."""
         if not self._workers[0].pipe.poll(ANSWER_S):
             raise AutoshardError(f"a worker did not answer in {ANSWER_S:g} s")
-        return self._receive(self._workers[0])
+        return _answer(self._receive(self._workers[0]))
 
-    def answers(self, asked: Sequence[Ask]) -> list[Any]:
+    def answers(self, asked: Sequence[Ask], beside: Sequence[Ask] = ()) -> list[Any]:
         """The answers to all questions, in their order.
 
         A question goes to the worker that has what it needs, else to the first that is free.
+
+        Args:
+            asked: the questions.
+            beside: what may be asked next, the likeliest first. Whoever has nothing else to do
+                begins with these. Nobody waits for them now; who asks them later does.
 
         Raises:
             AutoshardError: a worker has ended, or does not answer.
@@ -114,22 +124,59 @@ class Workers:
         """
         out: list[Any] = [None] * len(asked)
         todo = list(range(len(asked)))
+        later = [ask for ask in beside if ask not in (*self._kept, *self._begun())]
         busy: dict[object, tuple[_Worker, int]] = {}
-        while todo or busy:
+        while self._found(asked, todo, busy, out):
             for worker in self._workers:
-                if worker.pipe not in busy:
-                    at = self._next(worker, asked, todo)
-                    if at is not None:
-                        todo.remove(at)
-                        self._send(worker, asked[at])
-                        busy[worker.pipe] = worker, at
-            ready = wait([worker.pipe for worker, _ in busy.values()], ANSWER_S)
+                if worker.pipe in busy or worker.beside is not None:
+                    continue
+                at = self._next(worker, asked, todo)
+                if at is not None:
+                    todo.remove(at)
+                    self._send(worker, asked[at])
+                    busy[worker.pipe] = worker, at
+                elif later and not todo:
+                    worker.beside = later.pop(0)
+                    worker.has.add(worker.beside.needs)
+                    self._send(worker, worker.beside)
+            beside_us = {w.pipe: w for w in self._workers if w.beside is not None}
+            ready = wait([*(worker.pipe for worker, _ in busy.values()), *beside_us], ANSWER_S)
             if not ready:
                 raise AutoshardError(f"no worker answered in {ANSWER_S:g} s")
             for pipe in ready:
-                worker, at = busy.pop(pipe)
-                out[at] = self._receive(worker)
+                if pipe in busy:
+                    worker, at = busy.pop(pipe)
+                    out[at] = _answer(self._receive(worker))
+                else:
+                    self._keep(beside_us[pipe])  # type: ignore[index]
         return out
+
+    def _begun(self) -> list[Ask]:
+        return [worker.beside for worker in self._workers if worker.beside is not None]
+
+    def _keep(self, worker: _Worker) -> None:
+        """Put by what nobody waits for yet."""
+        assert worker.beside is not None
+        self._kept[worker.beside], worker.beside = self._receive(worker), None
+
+    def _found(
+        self,
+        asked: Sequence[Ask],
+        todo: list[int],
+        busy: dict[object, tuple[_Worker, int]],
+        out: list[Any],
+    ) -> bool:
+        """Take what was begun before it was asked; whether there is still something to wait for."""
+        for worker in self._workers:
+            at = next((at for at in todo if asked[at] == worker.beside), None)
+            if at is not None:
+                todo.remove(at)
+                busy[worker.pipe] = worker, at
+                worker.beside = None
+        for at in [at for at in todo if asked[at] in self._kept] if self._kept else ():
+            todo.remove(at)
+            out[at] = _answer(self._kept.pop(asked[at]))
+        return bool(todo or busy)
 
     def _next(self, worker: _Worker, asked: Sequence[Ask], todo: Sequence[int]) -> int | None:
         """What a free worker does next: what is long (something is to be made) comes first."""
@@ -149,14 +196,12 @@ class Workers:
         except OSError:
             raise self._ended(worker) from None
 
-    def _receive(self, worker: _Worker) -> Any:
+    def _receive(self, worker: _Worker) -> tuple[Any, BaseException | None]:
         try:
             answer, error = pickle.loads(worker.pipe.recv_bytes())
         except (EOFError, OSError):
             raise self._ended(worker) from None
-        if error is not None:
-            raise error
-        return answer
+        return answer, error
 
     def _ended(self, worker: _Worker) -> AutoshardError:
         status = worker.process.wait(ANSWER_S)
@@ -179,6 +224,13 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         """End all of them."""
         self.close()
+
+
+def _answer(told: tuple[Any, BaseException | None]) -> Any:
+    answer, error = told
+    if error is not None:
+        raise error
+    return answer
 
 
 def told(function: Callable[[Any], object], argument: object) -> bytes:

@@ -21,6 +21,7 @@ class Divided(Problems):
     def __init__(self, problems: Problems, workers: Workers) -> None:
         super().__init__(*problems.asked)
         self.workers = workers
+        self._bounded: set[Arrangement] = set()
 
     def prepare(self, space: Sequence[Arrangement]) -> None:
         """Make ready for bounds, here and in the workers."""
@@ -37,18 +38,25 @@ class Divided(Problems):
         answers = self.workers.answers(questions)
         self._leasts.update(zip(needed, answers, strict=False))
         self.bounded += len(bounds)
+        self._bounded.update(bounds)
         found = iter(answers[len(needed) :])
         return [
             float(next(found)) if level == "bound" else getattr(self, level)(a)
             for level, a in asked
         ]
 
-    def solve(self, a: Arrangement) -> Found:
+    def solve(self, a: Arrangement, then: Sequence[Arrangement] = ()) -> Found:
         """See :meth:`Problems.solve`."""
         if a not in self._found:
             self.solved += 1
-            (self._found[a],) = self.workers.answers([Ask("solve", a, self.mesh_of(a))])
+            beside = [self._question(b) for b in then if b != a and b not in self._found]
+            (self._found[a],) = self.workers.answers([self._question(a)], beside)
         return self._found[a]
+
+    def _question(self, a: Arrangement) -> Ask:
+        # Where a solution begins depends on its bound, which another worker may have found.
+        of = "solve_bounded" if a in self._bounded else "solve"
+        return Ask(of, a, self.mesh_of(a))
 
 
 def prepared(problems: Problems, space: Sequence[Arrangement]) -> Problems:

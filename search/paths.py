@@ -20,6 +20,8 @@ from autoshard.sharding.reshard import Resharder
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Parts = dict[tuple[int, int], Ints]
+"""``n`` of the source's (0) and the target's (1) cut on each axis, of some pairs."""
 
 _R, _P, _S = 0, 1, 2
 _SAME, _APART, _GATHER = 0, 1, 2
@@ -195,8 +197,14 @@ class Halves:
             a, b = states[i], states[j]
             clash[i, j] = isinstance(a, Cut) and isinstance(b, Cut) and not disjoint(a, b)
         self._clash = clash
+        # A cut that is uneven over another axis than its own never is there.
+        found = [set(self.states[:, axis].tolist()) for axis in range(axes)]
         odd = [
-            [s.n if isinstance(s, Cut) and s.n % size else 0 for s in states] for size in self.mesh
+            [
+                s.n if isinstance(s, Cut) and s.n % size and i in here else 0
+                for i, s in enumerate(states)
+            ]
+            for size, here in zip(self.mesh, found, strict=True)
         ]
         self.uneven = sorted({0, *(n for row in odd for n in row)})
         self._odd: Ints = np.searchsorted(self.uneven, np.array(odd, dtype=np.int64))
@@ -241,39 +249,42 @@ class Halves:
             row.append(one)
         return tuple(reversed(row)), clash
 
-    def prices(self, code: int, variants: Ints, sizes: Ints) -> Floats:
-        """Seconds of pairs with ``code``: for each the uneven sizes and the bytes of the value."""
+    def prices(self, code: int, sizes: Ints, parts: Parts, memo: dict[object, Floats]) -> Floats:
+        """Seconds of pairs with ``code``: for each the bytes of the value and its uneven sizes.
+
+        ``memo`` is of the same sizes and parts; codes share it.
+        """
         axes, clash = self.unpack(code)
         count, goal, moves = _moves(axes, clash)
-        parts = self._parts(variants)
         best: list[Floats | None] = [None] * count
         best[0] = np.zeros(len(sizes))
-        memo: dict[object, Floats] = {}
         costs = [self._move(move, sizes, parts, memo) for move in moves]
-        improved = True
-        while improved:
-            improved = False
+        fresh = {0}
+        while fresh:
+            # Moves from what was not improved since the last round have nothing new to offer.
+            before, fresh = fresh, set()
             for move, cost in zip(moves, costs, strict=True):
                 start = best[move.before]
-                if start is None:
+                if start is None or not (move.before in before or move.before in fresh):
                     continue
                 new = start if cost is None else start + cost
                 old = best[move.after]
                 if old is None:
                     best[move.after] = new
-                    improved = True
                 elif (new < old).any():
                     best[move.after] = np.minimum(old, new)
-                    improved = True
+                else:
+                    continue
+                fresh.add(move.after)
         final = best[goal]
         assert final is not None
         return final
 
-    def _parts(self, variants: Ints) -> dict[tuple[int, int], Ints]:
+    def parts(self, variants: Ints) -> Parts:
         """``n`` of the source's and the target's cut on each axis."""
         kinds = len(self.uneven)
         names = np.array(self.uneven, dtype=np.int64)
-        out: dict[tuple[int, int], Ints] = {}
+        out: Parts = {}
         for axis in reversed(range(len(self.mesh))):
             for side in (1, 0):
                 variants, digit = variants // kinds, variants % kinds
@@ -284,7 +295,7 @@ class Halves:
         self,
         move: _Move,
         sizes: Ints,
-        parts: dict[tuple[int, int], Ints],
+        parts: Parts,
         memo: dict[object, Floats],
     ) -> Floats | None:
         """Seconds of one step; None where it sends nothing."""
@@ -359,14 +370,23 @@ class PairPrices:
         keys, rows = np.unique(
             np.concatenate([table.ravel() for table in self._wanted]), return_inverse=True
         )
-        sizes = np.array(list(self._sizes), dtype=np.int64)[keys % MAX_SIZES]
+        number = keys % MAX_SIZES
+        sizes = np.array(list(self._sizes), dtype=np.int64)[number]
         code, variant = np.divmod(keys // MAX_SIZES, self.halves.variants)
         seconds = np.zeros(len(keys))
         starts = [*np.flatnonzero(np.diff(code, prepend=-1)).tolist(), len(code)]
+        # Where all cuts are even only the size differs, and a step of one size is priced once.
+        each = np.array(list(self._sizes), dtype=np.int64)
+        even = self.halves.parts(np.zeros_like(each)) if self.halves.variants == 1 else None
+        memo: dict[object, Floats] = {}
         for start, stop in pairwise(starts):
             part = slice(start, stop)
-            found = self.halves.prices(int(code[start]), variant[part], sizes[part])
-            seconds[part] = found
+            if even is not None:
+                found = self.halves.prices(int(code[start]), each, even, memo)
+                seconds[part] = found[number[part]]
+            else:
+                parts = self.halves.parts(variant[part])
+                seconds[part] = self.halves.prices(int(code[start]), sizes[part], parts, {})
         ends = np.cumsum([table.size for table in self._wanted])[:-1]
         self._tables = [
             part.reshape(table.shape)

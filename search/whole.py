@@ -39,6 +39,7 @@ from autoshard.search.preference import preference
 from autoshard.search.scheduled import Found, Scheduled
 from autoshard.search.space import USES, Arrangement, active
 from autoshard.sharding.spec import PartitionSpec
+from autoshard.workers import MOST
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -328,13 +329,22 @@ class Problems:
         self.bounded += 1
         return self.scheduled(a).bound()
 
-    def solve(self, a: Arrangement) -> Found:
-        """The best strategies, priced exactly."""
+    def solve(self, a: Arrangement, then: Sequence[Arrangement] = ()) -> Found:
+        """The best strategies, priced exactly.
+
+        ``then`` are those that may be solved next, for who has the hands to begin with them.
+        """
         if a not in self._found:
             self.solved += 1
             self._found[a] = self.scheduled(a).solve()
             del self._scheduled[a]
         return self._found[a]
+
+    def solve_bounded(self, a: Arrangement) -> Found:
+        """As :meth:`solve` after :meth:`bound`, whoever found that."""
+        if a not in self._found and a not in self._scheduled:
+            self.scheduled(a).bound()
+        return self.solve(a)
 
 
 class BestFirst:
@@ -389,6 +399,12 @@ class BestFirst:
             for (value, i, level), bound in zip(lowest, self.problems.raised(asked), strict=True):
                 if bound < inf:
                     heapq.heappush(self._heap, (max(value, bound), i, level + 1))
+
+    def likely(self) -> list[Arrangement]:
+        """What may be solved after what was given out last, the likeliest first."""
+        line = (entry for entry in self._heap if entry[0] <= self.best)
+        nearest = heapq.nsmallest(MOST + 1, (e for e in line if e[2] == len(LEVELS)))
+        return [self.space[i] for _, i, _ in nearest]
 
     def restore(self) -> None:
         """Put back what was left out because somebody had taken it."""
@@ -478,7 +494,7 @@ def search_whole(
             if i is None:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 continue
-            found = problems.solve(space[i])
+            found = problems.solve(space[i], order.likely() if sampler == "bound" else ())
             _record(trial, space[i], found)
             study.tell(trial, found.step.step_time.total_s)
             if progress is not None:

@@ -70,6 +70,31 @@ def test_errors_are_raised_where_the_question_was_asked(workers: Workers) -> Non
     assert workers.answers([Ask("plus", 1)]) == [11]
 
 
+def test_what_is_begun_beside_is_found_by_whoever_asks_later(workers: Workers) -> None:
+    ((mine, was),) = workers.answers([Ask("make", "a", "a")], [Ask("make", "b", "b")])
+    assert not was
+    # The other worker made it once; asked again it was there.
+    ((other, was),) = workers.answers([Ask("make", "b", "b")])
+    assert other != mine
+    assert not was
+    assert workers.answers([Ask("make", "b", "b")]) == [(other, True)]
+
+
+def test_errors_of_what_nobody_asked_for_are_not_raised(workers: Workers) -> None:
+    for _ in range(2):
+        beside = [Ask("divide", 0), Ask("fail", "aple")]
+        assert workers.answers([Ask("plus", 1)] * 3, beside) == [11] * 3
+        assert workers.answers([Ask("plus", n) for n in range(4)]) == [10, 11, 12, 13]
+    with pytest.raises(ZeroDivisionError):
+        workers.answers([Ask("divide", 0)])
+
+
+def test_what_was_begun_is_forgotten_with_what_was_held(workers: Workers) -> None:
+    workers.answers([Ask("make", "a", "a")], [Ask("plus", 1)])
+    workers.hold(Held, 20)
+    assert workers.answers([Ask("plus", 1)]) == [21]
+
+
 def test_a_worker_that_ends_is_an_error(workers: Workers) -> None:
     with pytest.raises(AutoshardError, match=r"ended with status 3.*workers=1"):
         workers.answers([Ask("end", 3)])

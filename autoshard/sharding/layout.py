@@ -88,7 +88,9 @@ def disjoint(a: Cut, b: Cut) -> bool:
 def compatible(layout: Layout) -> bool:
     """Whether every two cuts of one dim in ``layout`` can stand together."""
     cuts = [s for s in layout if isinstance(s, Cut)]
-    return all(a.dim != b.dim or disjoint(a, b) for i, a in enumerate(cuts) for b in cuts[i + 1 :])
+    return len(cuts) < 2 or all(
+        a.dim != b.dim or disjoint(a, b) for i, a in enumerate(cuts) for b in cuts[i + 1 :]
+    )
 
 
 def fits(cut: Cut, shape: Shape) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
+from math import prod
 from typing import Literal
 
 from autoshard.sharding.layout import (
@@ -149,9 +150,15 @@ def strategies(
         result_grad: whether the result is.
     """
     found: dict[tuple[tuple[Layout, ...], Layout], Strategy] = {}
+    known: dict[tuple[int, Choice], _Column] = {}
     for combination in product(*choices):
         for nested in _nestings(combination, mesh):
-            strategy = build(rule, nested, mesh, operand_grad, result_grad)
+            columns = []
+            for size, choice in zip(mesh, nested, strict=True):
+                if (size, choice) not in known:
+                    known[size, choice] = _column(rule, choice, size)
+                columns.append(known[size, choice])
+            strategy = _joined(nested, columns, operand_grad, result_grad)
             if strategy is not None:
                 found.setdefault(strategy.key, strategy)
     return list(found.values())
@@ -184,6 +191,24 @@ def _tensor_state(rule: Rule, dims: Dims, choice: Choice, size: int, absent: Sta
     return canonical(state, size) if isinstance(state, Cut) else state
 
 
+_Column = tuple[tuple[State, ...], State, float]
+"""Of one axis: the state of each operand, that of the result, and the share of the work."""
+
+
+def _column(rule: Rule, choice: Choice, size: int) -> _Column:
+    """What a choice makes of an axis of ``size`` devices."""
+    count = len(rule.operands)
+    if choice.factor:
+        taken = tuple(_tensor_state(rule, dims, choice, size, RP) for dims in rule.operands)
+        absent = rule.absent_result(choice.factor)
+        given = _tensor_state(rule, rule.result, choice, size, absent)
+        return taken, given, _share(choice.n, size)
+    if choice.passes == "P":
+        return tuple(P if i in choice.partial else RP for i in range(count)), P, 1.0
+    state = RP if choice.passes == "RP" else R
+    return (state,) * count, state, 1.0
+
+
 def build(
     rule: Rule,
     choices: tuple[Choice, ...],
@@ -192,32 +217,26 @@ def build(
     result_grad: bool,
 ) -> Strategy | None:
     """The strategy that makes exactly these choices, or None where two cuts collide."""
-    operands: list[list[State]] = [[] for _ in rule.operands]
-    result: list[State] = []
-    work = 1.0
-    for axis, choice in enumerate(choices):
-        if choice.factor:
-            work *= _share(choice.n, mesh[axis])
-            for index, dims in enumerate(rule.operands):
-                operands[index].append(_tensor_state(rule, dims, choice, mesh[axis], RP))
-            absent = rule.absent_result(choice.factor)
-            result.append(_tensor_state(rule, rule.result, choice, mesh[axis], absent))
-        elif choice.passes == "P":
-            for index in range(len(rule.operands)):
-                operands[index].append(P if index in choice.partial else RP)
-            result.append(P)
-        else:
-            state = RP if choice.passes == "RP" else R
-            for row in operands:
-                row.append(state)
-            result.append(state)
+    columns = [_column(rule, choice, size) for choice, size in zip(choices, mesh, strict=True)]
+    return _joined(choices, columns, operand_grad, result_grad)
+
+
+def _joined(
+    choices: tuple[Choice, ...],
+    columns: Sequence[_Column],
+    operand_grad: Sequence[bool],
+    result_grad: bool,
+) -> Strategy | None:
+    operands = [tuple(taken[i] for taken, _, _ in columns) for i in range(len(operand_grad))]
     taken = tuple(
-        _without_gradient(tuple(row)) if not grad else tuple(row)
+        row if grad else _without_gradient(row)
         for row, grad in zip(operands, operand_grad, strict=True)
     )
-    given = tuple(result) if result_grad else _without_gradient(tuple(result))
+    result = tuple(given for _, given, _ in columns)
+    given = result if result_grad else _without_gradient(result)
     if not all(compatible(layout) for layout in (*taken, given)):
         return None
+    work = prod((share for _, _, share in columns), start=1.0)
     return Strategy(choices, taken, given, work)
 
 
