@@ -28,6 +28,7 @@ from autoshard.graph import ModelGraph, Node
 from autoshard.kernels import Products, Style
 from autoshard.measured import BIAS, CUT
 from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, Program, internal_elements
+from autoshard.search.kept import base
 from autoshard.search.memory import Optimizer, optimizer_of
 from autoshard.search.paths import Floats, Halves, Ints, PairPrices
 from autoshard.search.roofline import (
@@ -396,7 +397,7 @@ def kept_bytes(model: CostModel, node: Node, strategy: Strategy, weights: frozen
             index = node.roles.index(role)
             producer = model.graph.by_name[node.operands[index]]
             if producer.name not in weights and not producer.is_leaf:
-                total += _stored(model, producer, strategy.operands[index])
+                total += stored_bytes(model, producer, strategy.operands[index])
     return total
 
 
@@ -423,17 +424,24 @@ def temporary_bytes(model: CostModel, node: Node, strategy: Strategy) -> float:
     return max(0.0, found.forward_bytes - found.kept_bytes, found.backward_bytes + gradient)
 
 
-def _stored(model: CostModel, value: Node, layout: Layout) -> float:
+def stored_bytes(model: CostModel, value: Node, layout: Layout) -> float:
     """Bytes of memory behind a device's part of a value."""
     return model.local_bytes(value, layout) / seen_again(model, value, forward_half(layout))
 
 
 def seen_again(model: CostModel, value: Node, half: Layout) -> int:
     """How often a device's part of a value shows the same memory: one head for many queries."""
-    if value.family != REPEAT:
+    start = repeated(model.graph, value)
+    if start is None:
         return 1
     heads = model.local_shape(value, half)[1]
-    return heads if heads <= int(str(value.attrs["n"])) else 1
+    return heads if heads <= int(str(start.attrs["n"])) else 1
+
+
+def repeated(graph: ModelGraph, value: Node) -> Node | None:
+    """What repeats the heads of a value, itself or as it is looked at anew."""
+    start = graph.by_name[base(graph, value.name)]
+    return start if start.family == REPEAT and start.shape[:2] == value.shape[:2] else None
 
 
 @dataclass(slots=True)
@@ -737,7 +745,7 @@ class _Builder:
             return np.where(to > 0, own, 0.0)
         if use not in self.kept.listed:
             return None
-        if value.family == REPEAT:
+        if repeated(self.graph, value) is not None:
             layouts = [self.halves.layouts[h] for h in taken.forward.tolist()]
             again = np.array([seen_again(self.model, value, half) for half in layouts])
             return np.where(to > 0, own * (1 - 1 / again)[None, :], 0.0)

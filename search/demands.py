@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, UnknownNameError
-from autoshard.search.space import AXES, Arrangement, Range, arrangements
+from autoshard.search.space import AXES, RECOMPUTE, Arrangement, Range, arrangements
 from autoshard.search.stages import Ends
 from autoshard.sharding.spec import PartitionSpec
 
@@ -49,8 +49,11 @@ class Demands:
         tokens: int = 1,
         experts: int = 1,
         ends: Mapping[str, Ends] | None = None,
+        kinds: tuple[str, ...] = RECOMPUTE,
     ) -> list[Arrangement]:
-        """The arrangements that are as demanded, but for pins; arguments as of ``arrangements``.
+        """The arrangements that are as demanded, but for pins.
+
+        Arguments are those of ``arrangements``; ``kinds`` are of recomputation.
 
         Raises:
             UnknownNameError: no such tier, or axis, or kind of recomputation.
@@ -58,12 +61,19 @@ class Demands:
         """
         axes = {name: r for name, r in self.sizes.items() if name in AXES}
         every = arrangements(
-            cluster, global_batch, blocks, tokens=tokens, experts=experts, axes=axes, ends=ends
+            cluster,
+            global_batch,
+            blocks,
+            tokens=tokens,
+            experts=experts,
+            axes=axes,
+            ends=ends,
+            recompute=kinds,
         )
-        kinds = sorted({a.recompute for a in every})
+        known = sorted({a.recompute for a in every})
         for kind in self.recompute:
-            if kind not in kinds:
-                raise UnknownNameError("recomputation", kind, kinds)
+            if kind not in known:
+                raise UnknownNameError("recomputation", kind, known)
         holds = self._holds(cluster)
         found = [a for a in every if holds(a)]
         if not found:

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.cluster import Cluster
-from autoshard.graph import ModelGraph
+from autoshard.graph import ModelGraph, Node
 from autoshard.kernels import Style
 from autoshard.plan import Schedule
 from autoshard.search.bounds import rows_of, runs_of, ways
-from autoshard.search.cost import VIEWS, weight_values
+from autoshard.search.cost import VIEWS, repeated, weight_values
 from autoshard.search.folded import listed_twice, standing
+from autoshard.search.kept import PARTLY, base, in_kernels, listed, read_again
 from autoshard.search.memory import Optimizer
 from autoshard.search.roofline import attention_seconds
 from autoshard.search.space import Arrangement
@@ -177,6 +178,7 @@ class Work:
         self.graph, self.cluster = graph, cluster
         kernels = cluster.device.kernels
         self.traffic, self.attention_gain = kernels.traffic(style), kernels.attention_gain(style)
+        self.style, self._weights = style, weight_values(graph)
         self.parts = segments(graph)
         self.is_block = tuple(part.is_block for part in self.parts)
         by_name = graph.by_name
@@ -247,11 +249,11 @@ class Work:
         """(stored, kept for one microbatch) of each segment, over all devices."""
         key = f"{schedule.recompute} {optimizer.name}"
         if key not in self._sizes:
-            by_name, weights_ = self.graph.by_name, weight_values(self.graph)
+            by_name = self.graph.by_name
             crossing = sum(by_name[o].num_bytes for o in crossing_nodes(self.graph, self.parts))
             stored, kept = [], []
             for s in self.parts:
-                own = held = 0.0
+                own = 0.0
                 nodes = self.graph.nodes[s.start : s.end]
                 again = recomputed(nodes, schedule) if s.is_block else frozenset()
                 for node in nodes:
@@ -259,18 +261,30 @@ class Work:
                         elements = node.num_bytes // node.itemsize
                         state = optimizer.state_bytes(elements, node.dtype, node.itemsize)
                         own += node.num_bytes + (node.num_bytes + state) * node.differentiable
-                    elif node.differentiable and not node.is_leaf and not again:
-                        for role in node.saved:
-                            name = (
-                                node.name
-                                if role == "result"
-                                else node.operands[node.roles.index(role)]
-                            )
-                            if name not in weights_ and (
-                                role == "result" or not by_name[name].is_leaf
-                            ):
-                                held += by_name[name].num_bytes
                 stored.append(own)
-                kept.append(held if not again else float(crossing))
+                partly = not again or schedule.recompute == PARTLY
+                kept.append(self._held(nodes, again, s.is_block) if partly else float(crossing))
             self._sizes[key] = np.array(stored), np.array(kept)
         return self._sizes[key]
+
+    def _held(self, nodes: Sequence[Node], again: frozenset[str], is_block: bool) -> float:
+        """Bytes of a segment's values that are kept for backward."""
+        graph, weights = self.graph, self._weights
+        gone = again | in_kernels(graph, nodes, self.style) if is_block else again
+        names = list(read_again(graph, nodes, again))
+        for node in nodes:
+            if not node.differentiable or node.is_leaf or node.name in again:
+                continue
+            names += [
+                name
+                for name in listed(node)
+                if name not in weights
+                and (name == node.name or not graph.by_name[name].is_leaf)
+                and base(graph, name) not in gone
+            ]
+        return sum(map(self._least_bytes, names), 0.0)
+
+    def _least_bytes(self, name: str) -> float:
+        """Of one head for many queries there may be one in memory."""
+        start = repeated(self.graph, self.graph.by_name[name])
+        return self.graph.by_name[name].num_bytes / (int(str(start.attrs["n"])) if start else 1)

@@ -23,8 +23,15 @@ from autoshard.candidates import Candidates
 from autoshard.graph import ModelGraph, Node, Repeat
 from autoshard.plan import Schedule
 from autoshard.program import DEFAULT_BUCKET_BYTES, Program, shared_by
-from autoshard.search.cost import CostModel, build_tables, kept_bytes, weight_values
+from autoshard.search.cost import (
+    CostModel,
+    build_tables,
+    kept_bytes,
+    stored_bytes,
+    weight_values,
+)
 from autoshard.search.eliminate import Array, Elimination, Factor
+from autoshard.search.kept import PARTLY, base, in_kernels, listed, read_again
 from autoshard.search.step import (
     MASTER_BYTES,
     Measured,
@@ -128,6 +135,7 @@ class Folded:
         self._programs: dict[object, Program] = {}
         self._measured: dict[object, Measured] = {}
         self._again: dict[str, frozenset[str]] = {}
+        self._without: dict[bool, frozenset[str]] = {}
         self._kept: dict[object, Array] = {}
         self._least: dict[str, tuple[float, ...]] = {}
         self._lean: dict[str, tuple[float, ...]] = {}
@@ -175,6 +183,7 @@ class Folded:
         seconds, num_bytes = places.split(flat_seconds), places.split(flat_bytes)
         again = self._recomputed(schedule)
         whole = schedule.recompute in ("full", "reentrant")
+        gone = self._gone(schedule)
         counts = weights.counts
         for kind, members in enumerate(self._unary):
             for variable, number in members:
@@ -201,12 +210,13 @@ class Folded:
                         hides = table.seconds - table.forward + table.forward * repeated
                     seconds[kind] -= weights.late[part] * hides
                 if weights.kept[part] and not (whole and self.is_block[part]):
-                    num_bytes[kind] += weights.kept[part] * self._keeps(node, number, again)
+                    num_bytes[kind] += weights.kept[part] * self._keeps(node, number, again, gone)
         gathered: dict[int, Array] = {}
         gather_again: dict[int, Array] = {}
         for factor, edges in self._edges.items():
             for number, table_number in edges:
                 consumer = self.tables.variables[self.tables.edges[number][1]]
+                producer = self.tables.variables[self.tables.edges[number][0]]
                 part = self._part[consumer]
                 if not counts[part]:
                     continue
@@ -233,7 +243,8 @@ class Folded:
                     out = out - hidden * np.where(np.isinf(forward), 0.0, forward)
                 seconds[factor] += self._flat(factor, out)
                 keeps = weights.kept[part] and not repeated and not (whole and self.is_block[part])
-                if keeps and table_.kept is not None:
+                stays = not gone or base(self.graph, producer) not in gone
+                if keeps and stays and table_.kept is not None:
                     num_bytes[factor] += weights.kept[part] * self._flat(factor, table_.kept)
                 if not keeps or table_.gathered is None or table_.again is None:
                     continue
@@ -244,6 +255,8 @@ class Folded:
                     added = self._flat(factor, scaled(weight, values))
                     held[factor] = held[factor] + added if factor in held else added
         self._crossing(schedule, weights, whole, seconds, num_bytes)
+        if schedule.recompute == PARTLY:
+            self._reads(again, weights, num_bytes)
         return Sums(self.scopes, places, flat_seconds, flat_bytes, gathered, gather_again)
 
     def _flat(self, factor: int, table: Array) -> Array:
@@ -283,16 +296,16 @@ class Folded:
             seconds[kind] += weights.backward[part] * adding
         num_bytes[kind] += weights.stored[part] * stored
 
-    def _keeps(self, node: Node, number: int, again: frozenset[str]) -> Array:
-        """Bytes that a node keeps for backward; not what is computed again."""
-        if not again:
-            return self.tables.unary_tables[number].num_bytes
+    def _keeps(self, node: Node, number: int, again: frozenset[str], gone: frozenset[str]) -> Array:
+        """Bytes that a node keeps for backward; nothing of its own where it is computed again."""
         if node.name in again:
             return np.zeros_like(self.tables.unary_tables[number].num_bytes)
+        if not gone:
+            return self.tables.unary_tables[number].num_bytes
         roles = tuple(
             role
-            for role in node.saved
-            if role == "result" or node.operands[node.roles.index(role)] not in again
+            for role, value in zip(node.saved, listed(node), strict=True)
+            if base(self.graph, value) not in gone
         )
         if roles == node.saved:
             return self.tables.unary_tables[number].num_bytes
@@ -318,6 +331,28 @@ class Folded:
                     found |= recomputed(self.graph.nodes[s.start : s.end], schedule)
             self._again[kind] = frozenset(found)
         return self._again[kind]
+
+    def _gone(self, schedule: Schedule) -> frozenset[str]:
+        """Values of blocks that nobody keeps, whoever lists them."""
+        key = schedule.recompute == PARTLY
+        if key not in self._without:
+            found = self._recomputed(schedule) if key else frozenset()
+            for s in self.parts:
+                if s.is_block:
+                    nodes = self.graph.nodes[s.start : s.end]
+                    found |= in_kernels(self.graph, nodes, self.model.style)
+            self._without[key] = found
+        return self._without[key]
+
+    def _reads(self, again: frozenset[str], weights: Weights, num_bytes: list[Array]) -> None:
+        """Bytes that are kept because what is computed again reads them."""
+        for part, s in enumerate(self.parts):
+            if not weights.kept[part] or not s.is_block:
+                continue
+            for name in read_again(self.graph, self.graph.nodes[s.start : s.end], again):
+                node, kind = self.graph.by_name[name], self.kind[self.tables.place[name]]
+                sizes = [stored_bytes(self.model, node, s.result) for s in self.lists[kind]]
+                num_bytes[kind] += weights.kept[part] * np.array(sizes)
 
     def _crossing(
         self,

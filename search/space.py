@@ -207,7 +207,8 @@ def arrangements(
         tokens: of a sample, that ``context`` divides; 1: it has none.
         experts: of a layer, that ``expert`` divides; 1: it has none.
         axes: least and most size of some axes.
-        recompute: kinds of recomputation that are tried.
+        recompute: kinds of recomputation that are tried; ``selective`` differs from
+            ``none`` only where blocks make attention scores.
         ends: what stands before and after the blocks, beside a block with each kind of
             recomputation; None: it is not known, and stages are even.
 

@@ -27,11 +27,12 @@ from autoshard.plan import Categories, CollectiveGroup, Memory, Schedule, StepTi
 from autoshard.program import ALIASES, Edge, Program, shared_by
 from autoshard.search.apart import halves, of_weights
 from autoshard.search.cost import CostModel, Work
+from autoshard.search.kept import PARTLY, in_kernels, users_of
 from autoshard.search.pipeline import Action, Chunk, Placed, duration, simulate
 from autoshard.search.price import _Pricer
 from autoshard.search.stages import chunk_bounds, divides, held_microbatches
-from autoshard.search.walk import MemoryWalk, reserve_parts
-from autoshard.search.work import ATTENTION, NORMS, PRODUCTS
+from autoshard.search.walk import STORED, MemoryWalk, reserve_parts
+from autoshard.search.work import PRODUCTS
 from autoshard.sharding.collective import Phase
 from autoshard.sharding.layout import local_shape
 
@@ -377,7 +378,7 @@ class _Walk(_Pricer):
         """Bytes that each segment keeps; the temporary ones.
 
         Of a block that is recomputed only what enters it is kept, and one such block at a time is
-        whole.
+        whole. Where only a part of it is, what that part reads is kept.
         """
         walk = MemoryWalk(self.model, self.program)
         walk.run(None)
@@ -399,12 +400,21 @@ class _Walk(_Pricer):
                     of[name].gathered += walk.sizes[storage]
                 else:
                     of[name].kept += round(walk.sizes[storage] * shares.get(storage, 1.0))
+        made = walk.made_by(n for n in self.graph.nodes if not n.is_leaf)
         for part, again in zip(self.parts, self.again, strict=True):
             if not again:
                 continue
-            if self.schedule.recompute == "selective":
-                part.working = min(part.kept, _kept_by(walk, again))
-                part.kept -= part.working
+            if self.schedule.recompute == PARTLY:
+                own = {s for name in again for s in walk.saves.get(name, ())}
+                gone = {s for s in walk.kept if made.get(s) in again or (s in own - made.keys())}
+                reads = {walk.storage_of(o) for n in again for o in self.graph.by_name[n].operands}
+                stay = {s for s in reads - {STORED} - seen if made.get(s) not in again}
+                part.working, added = (
+                    sum(round(walk.sizes[s] * shares.get(s, 1.0)) for s in storages)
+                    for storages in (gone & seen - walk.gathered, stay)
+                )
+                part.kept += added - part.working
+                seen |= stay
             else:
                 part.working = part.kept + part.gathered
                 part.kept, part.gathered = min(part.kept, entering), 0
@@ -431,35 +441,23 @@ class _Walk(_Pricer):
         Fused kernels compute again what lies between two operators of theirs, and a product in
         fewer bits keeps its operand in those.
         """
-        by_name, out = self.graph.by_name, {}
+        out: dict[str, float] = {}
         bits = KEPT_BITS.get(self.schedule.products, 16)
         blocks = [s for s in self.segments if s.is_block]
         for s in blocks:
-            for node in self.graph.nodes[s.start : s.end]:
-                users = [by_name[name] for name in self._users(node.name)]
-                if node.is_leaf or node.op in ALIASES or not users:
+            nodes = self.graph.nodes[s.start : s.end]
+            out |= dict.fromkeys(in_kernels(self.graph, nodes, self.schedule.style), 0.0)
+            for node in nodes if bits < 16 else ():
+                users = users_of(self.graph, node.name)
+                if node.is_leaf or node.op in ALIASES or not users or node.name in out:
                     continue
-                if self.schedule.style == "fused" and all(map(_is_fused, (node, *users))):
-                    out[node.name] = 0.0
-                elif bits < 16 and all(u.family in PRODUCTS for u in users):
+                if all(u.family in PRODUCTS for u in users):
                     out[node.name] = bits / 16
-        return out
-
-    def _users(self, name: str) -> list[str]:
-        """Operators that use a value, also through views of it."""
-        out: list[str] = []
-        for user, _ in self.graph.uses[name]:
-            out += self._users(user) if self.graph.by_name[user].op in ALIASES else [user]
         return out
 
 
 KEPT_BITS: Mapping[Products, float] = {"fp8": 8, "mxfp8": 8.25, "nvfp4": 4.5}
 """Bits of an element that a product keeps for backward, scales of blocks of elements included."""
-
-
-def _is_fused(node: Node) -> bool:
-    """Whether a fused program has no kernel of its own for an operator."""
-    return node.family not in (*PRODUCTS, *NORMS, ATTENTION)
 
 
 def measure(model: CostModel, program: Program, schedule: Schedule) -> Measured:
@@ -910,13 +908,6 @@ def _memory(
         reserve=reserve_parts(model.cluster),
         stages=tuple(stages) if p > 1 else (),
     )
-
-
-def _kept_by(walk: MemoryWalk, names: frozenset[str]) -> int:
-    """Bytes that only these operators made and somebody keeps."""
-    made = {walk.storage_of(n) for n in names}
-    own = {s for n in names for s in walk.saves.get(n, ())}
-    return sum(walk.sizes[s] for s in (made | own) & walk.kept)
 
 
 def send_seconds(model: CostModel, schedule: Schedule, num_bytes: int) -> float:

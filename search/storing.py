@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph
 from autoshard.plan import Schedule
+from autoshard.search.kept import PARTLY
 from autoshard.search.step import MASTER_BYTES, recomputed, segments
 from autoshard.sharding.collective import MessageOp
 from autoshard.sharding.layout import Shape
@@ -120,7 +121,9 @@ class Storing:
             rows = np.zeros((len(self.parts), 2))
             for row, s in zip(rows, self.parts, strict=True):
                 nodes = self.graph.nodes[s.start : s.end]
-                again = recomputed(nodes, schedule) if s.is_block else frozenset()
+                # Where a part of a block is computed again, the rest reads its weights as ever.
+                whole = s.is_block and kind != PARTLY
+                again = recomputed(nodes, schedule) if whole else frozenset()
                 for node in nodes:
                     if node.op == "parameter" and node.differentiable:
                         row[int(self._is_read_again(node.name, again))] += node.num_bytes

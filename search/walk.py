@@ -14,7 +14,7 @@ was for is known only when forward (is it kept?) or backward (is it a gradient?)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 
@@ -140,6 +140,13 @@ class MemoryWalk:
     def storage_of(self, name: str) -> int:
         """The storage of an operator's result."""
         return self._values[name].storage
+
+    def made_by(self, nodes: Iterable[Node]) -> dict[int, str]:
+        """Of each storage that holds an operator's result: the first one, of ``nodes`` in order."""
+        out: dict[int, str] = {}
+        for node in nodes:
+            out.setdefault(self.storage_of(node.name), node.name)
+        return out
 
     # ---- storages ---------------------------------------------------------------------------
 

@@ -266,7 +266,8 @@ def plan(
         typer.Option(
             "--recompute",
             metavar="KIND",
-            help="Recomputation in the full space: none or full; what is fastest if left out.",
+            help="Recomputation in the full space: none, selective (attention scores, where "
+            "they are tensors) or full; what is fastest if left out.",
         ),
     ] = None,
     keep: Annotated[

@@ -12,6 +12,9 @@ from typing import Any
 from autoshard.candidates import EXPERTS
 from autoshard.errors import InputError, RequestError
 from autoshard.graph import Mode, ModelGraph
+from autoshard.plan import Schedule
+from autoshard.search.step import recomputed, segments
+from autoshard.search.work import PRODUCTS
 from autoshard.stretch import FEW, Growth, can_stretch, stretch
 
 SAMPLES = (2, 4)
@@ -49,6 +52,17 @@ class Family:
         """Experts of a layer; 1: it has none."""
         layers = (n for n in self.growth.one.nodes if n.family == EXPERTS)
         return gcd(*(int(str(n.attrs["experts"])) for n in layers)) or 1
+
+    @cached_property
+    def recomputation(self) -> tuple[str, ...]:
+        """Kinds that differ, the least first: attention scores alone where blocks make them."""
+        graph, schedule = self.growth.one, Schedule(recompute="selective")
+        for run in segments(graph):
+            nodes = graph.nodes[run.start : run.end]
+            again = recomputed(nodes, schedule) if run.is_block else frozenset()
+            if any(n.family in PRODUCTS for n in nodes if n.name in again):
+                return ("none", "selective", "full")
+        return ("none", "full")
 
     def few(self, batch: int) -> ModelGraph:
         """The graph of a few blocks."""

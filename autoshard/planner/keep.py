@@ -107,15 +107,19 @@ class Keeping:
             f"up of {self.kept.size('pipeline')} stages of chunks of {per_chunk}"
         )
 
-    @property
-    def recompute(self) -> str | None:
-        """The recomputation that is kept; attention scores are not stored, so it is none."""
+    def recompute(self, kinds: Sequence[str]) -> str | None:
+        """The recomputation that is kept, of the model's own.
+
+        That of attention scores is none where attention is one kernel, which stores no scores.
+        """
         if RECOMPUTE in self.free or self.kept.recompute is None:
             return None
-        return "none" if self.kept.recompute == "selective" else self.kept.recompute
+        return self.kept.recompute if self.kept.recompute in kinds else "none"
 
-    def demands(self, asked: Demands, blocks: int) -> Demands:
-        """What is asked for, and what is kept.
+    def demands(
+        self, asked: Demands, blocks: int, kinds: Sequence[str] = ("none", "full")
+    ) -> Demands:
+        """What is asked for, and what is kept; ``kinds`` of recomputation are the model's.
 
         Raises:
             RequestError: they contradict each other; names both.
@@ -127,7 +131,7 @@ class Keeping:
                 words = ", ".join(Demands(sizes={name: (least, most)}).words)
                 raise self._contradicts(f"{name}={size}", name, words)
             sizes[name] = size, size
-        kind = self.recompute
+        kind = self.recompute(kinds)
         if kind is not None and asked.recompute and kind not in asked.recompute:
             words = f"recompute {' or '.join(asked.recompute)}"
             raise self._contradicts(f"recompute {kind}", RECOMPUTE, words)

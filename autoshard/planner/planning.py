@@ -120,7 +120,8 @@ def optimize(
         axes: ranges of sizes, in the full space: ``["model<=8", "pipeline=4"]``; also of
             ``micro-batch`` and ``virtual-stages``.
         within: tiers that axes must not leave, in the full space: ``["model=node"]``.
-        recompute: ``none`` or ``full``, or several, in the full space; None: what is fastest.
+        recompute: ``none``, ``selective`` (attention scores, where they are tensors) or ``full``,
+            or several, in the full space; None: what is fastest.
         keep: a configuration of Megatron-LM (flags, or ``.yaml``) or torchtitan (``.toml``, or a
             recipe's ``.py``), in the full space: what it states is kept, the rest is searched;
             batch, length and dtype are the file's where not given.

@@ -158,7 +158,7 @@ def asked_of(
     capture = crew.family if crew else family_of
     family = capture(model, seq_len=seq_len, dtype=dtype, say=request.say)
     if keeping is not None:
-        demands = keeping.demands(demands, family.blocks)
+        demands = keeping.demands(demands, family.blocks, family.recomputation)
     return WholeAsked(
         family=family,
         cluster=request.cluster,

@@ -22,14 +22,11 @@ from autoshard.search.lean import Lean
 from autoshard.search.memory import OPTIMIZERS
 from autoshard.search.outer import binding
 from autoshard.search.pins import resolve, storable
-from autoshard.search.space import RECOMPUTE, Arrangement
+from autoshard.search.space import Arrangement
 from autoshard.search.whole import Problems
 
 MOST_TIMES = 64
 """Times the devices up to which more of them are tried."""
-
-KINDS = ("none", "selective", "full")
-"""Recomputation, the least first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +80,8 @@ class WholeAsked:
             family.blocks,
             family.tokens,
             family.experts,
-            ends_of(family.growth.one, self.cluster, self.style, RECOMPUTE),
+            ends_of(family.growth.one, self.cluster, self.style, family.recomputation),
+            family.recomputation,
         )
         if not demands.pins:
             return found
@@ -204,7 +202,8 @@ class _Nearest:
         points = self._with(demands=demands.without([name])).points()
         if name == RECOMPUTATION:
             there = {a.recompute for a in points}
-            for kind in (k for k in KINDS if k in there and k not in demands.recompute):
+            kinds = self.asked.family.recomputation
+            for kind in (k for k in kinds if k in there and k not in demands.recompute):
                 if fits(self._with(demands=demands.changed(recompute=(kind,)))):
                     yield f"recompute {kind}"
                     return
@@ -343,7 +342,7 @@ def in_full_space(asked: WholeAsked, say: Callable[[str], None]) -> Iterator[str
     say("nothing fits; trying microbatches, recomputation and stages")
     best = 0
     one_stage = asked.demands.changed(sizes={"pipeline": (1, 1)})
-    for kind in KINDS:
+    for kind in asked.family.recomputation:
         try:
             points = replace(asked, demands=one_stage.changed(recompute=(kind,))).points()
         except AutoshardError:

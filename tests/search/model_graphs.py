@@ -97,7 +97,9 @@ class Builder:
             shape=(b, heads, s, d // heads),
         )
 
-    def attention(self, name: str, x: str, heads: int, kv_heads: int) -> str:
+    def attention(
+        self, name: str, x: str, heads: int, kv_heads: int, *, eager: bool = False
+    ) -> str:
         b, s, d = self.by_name[x].shape
         per = d // heads
         q = self.heads(f"{name}_q", self.linear(f"{name}_ql", x, d), heads)
@@ -109,16 +111,7 @@ class Builder:
         )
         if kv_heads != heads:
             k, v = (self.repeat(f"{n}_rep", n, heads // kv_heads) for n in (k, v))
-        core = self.add(
-            f"{name}_sdpa",
-            "aten.scaled_dot_product_attention.default",
-            (q, k, v),
-            roles=("query", "key", "value"),
-            attrs={"is_causal": True},
-            flops_forward=4 * b * heads * s * s * per,
-            flops_backward=10 * b * heads * s * s * per,
-            saved=("query", "key", "value", "result"),
-        )
+        core = self.scores(name, q, k, v) if eager else self.fused(name, q, k, v)
         back = self.add(
             f"{name}_t",
             "aten.permute.default",
@@ -135,8 +128,63 @@ class Builder:
             attrs={"shape": (b, s, d)},
             shape=(b, s, d),
         )
-        # Of the same storage as the core's result, which is kept already.
-        return self.linear(f"{name}_o", joined, d, first=False)
+        # Of the same storage as the fused core's result, which is kept already.
+        return self.linear(f"{name}_o", joined, d, first=eager)
+
+    def fused(self, name: str, q: str, k: str, v: str) -> str:
+        """Attention as one operator."""
+        b, heads, s, per = self.by_name[q].shape
+        return self.add(
+            f"{name}_sdpa",
+            "aten.scaled_dot_product_attention.default",
+            (q, k, v),
+            roles=("query", "key", "value"),
+            attrs={"is_causal": True},
+            flops_forward=4 * b * heads * s * s * per,
+            flops_backward=10 * b * heads * s * s * per,
+            saved=("query", "key", "value", "result"),
+        )
+
+    def scores(self, name: str, q: str, k: str, v: str) -> str:
+        """Attention spelled out: scores are a tensor."""
+        b, heads, s, per = self.by_name[q].shape
+        turned = self.add(
+            f"{name}_kt",
+            "aten.permute.default",
+            (k,),
+            roles=("self",),
+            attrs={"dims": (0, 1, 3, 2)},
+            shape=(b, heads, per, s),
+        )
+        flops = 2 * b * heads * s * s * per
+        raw = self.add(
+            f"{name}_qk",
+            "aten.matmul.default",
+            (q, turned),
+            roles=("self", "other"),
+            shape=(b, heads, s, s),
+            flops_forward=flops,
+            flops_backward=2 * flops,
+            saved=("self", "other"),
+        )
+        soft = self.add(
+            f"{name}_soft",
+            "aten.softmax.int",
+            (raw,),
+            roles=("self",),
+            attrs={"dim": 3},
+            saved=("result",),
+        )
+        return self.add(
+            f"{name}_pv",
+            "aten.matmul.default",
+            (soft, v),
+            roles=("self", "other"),
+            shape=(b, heads, s, per),
+            flops_forward=flops,
+            flops_backward=2 * flops,
+            saved=("other",),  # the softmax keeps its result
+        )
 
     def repeat(self, name: str, x: str, times: int) -> str:
         b, h, s, d = self.by_name[x].shape
@@ -241,6 +289,7 @@ def llama(
     hidden: int = 512,
     vocab: int = 1000,
     tied: bool = False,
+    eager: bool = False,
 ) -> ModelGraph:
     """A Llama-like decoder: RMSNorm, grouped-query attention, gated MLP, cross-entropy."""
     b = Builder()
@@ -262,7 +311,8 @@ def llama(
     for i in range(layers):
         starts.append(len(b.nodes))
         y = b.identity(f"n1i_{i}", b.norm(f"n1_{i}", x))
-        x = b.binary(f"r1_{i}", "aten.add.Tensor", x, b.attention(f"a{i}", y, heads, kv_heads))
+        mixed = b.attention(f"a{i}", y, heads, kv_heads, eager=eager)
+        x = b.binary(f"r1_{i}", "aten.add.Tensor", x, mixed)
         x = b.identity(f"r1i_{i}", x)
         y = b.identity(f"n2i_{i}", b.norm(f"n2_{i}", x))
         gate = b.unary(f"silu_{i}", "aten.silu.default", b.linear(f"gate_{i}", y, hidden))
