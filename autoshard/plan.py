@@ -125,6 +125,12 @@ class StepTime(Document):
     forward_s: float
     backward_s: float
 
+    @property
+    def waiting_s(self) -> float:
+        """Seconds that a device of an average stage waits for other stages."""
+        busy = self.compute_s + self.optimizer_s + self.exposed_communication_s
+        return max(0.0, self.total_s - busy)
+
 
 class Categories(Document):
     """Bytes of one device at its fullest moment, by what they are for."""

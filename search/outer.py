@@ -442,6 +442,7 @@ def slower_by(mine: StepTime, other: StepTime) -> str:
         "messages that nothing hides": mine.exposed_communication_s - other.exposed_communication_s,
         "computing": mine.compute_s - other.compute_s,
         "the optimizer's update": mine.optimizer_s - other.optimizer_s,
+        "waiting for other stages": mine.waiting_s - other.waiting_s,
     }
     most = max(parts, key=lambda k: parts[k])
     slower = f"{100 * (ratio - 1):.2g}% slower" if ratio < 1.1 else f"{ratio:.2f} times as slow"

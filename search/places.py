@@ -14,7 +14,8 @@ from autoshard.graph import Node
 from autoshard.plan import Schedule
 from autoshard.program import Program
 from autoshard.search.cost import CostModel, Work
-from autoshard.search.step import _Walk
+from autoshard.search.folded import listed_twice
+from autoshard.search.step import _Walk, kinds_of, segments
 from autoshard.sharding.collective import Phase
 
 Place = tuple[str, str]
@@ -24,7 +25,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
 def seconds_by_place(
-    model: CostModel, program: Program, schedule: Schedule, times: Sequence[int] = ()
+    model: CostModel, program: Program, schedule: Schedule, stands_for: Sequence[int] = ()
 ) -> Mapping[Place, float]:
     """Seconds of one device in one step, the mean over stages.
 
@@ -32,10 +33,19 @@ def seconds_by_place(
         model: prices, on the devices of one stage.
         program: of one microbatch.
         schedule: of a step.
-        times: how many segments of the whole model each segment of the program stands for; empty:
-            the program is of the whole model.
+        stands_for: for each segment of the whole model that of the program which stands for it;
+            empty: the program is of the whole model.
     """
-    return _Places(model, program, schedule, times).seconds()
+    parts = segments(program.graph)
+    is_block = tuple(part.is_block for part in parts)
+    stands = tuple(stands_for) or tuple(range(len(parts)))
+    _, numbers = listed_twice(is_block, stands, schedule)
+    out: dict[Place, float] = {}
+    for turn, kind in enumerate(kinds_of(schedule)):
+        times = [numbers.count(turn * len(parts) + i) for i in range(len(parts))]
+        for place, seconds in _Places(model, program, kind, times).seconds().items():
+            out[place] = out.get(place, 0.0) + seconds
+    return out
 
 
 class _Places(_Walk):
@@ -43,7 +53,6 @@ class _Places(_Walk):
         self, model: CostModel, program: Program, schedule: Schedule, times: Sequence[int]
     ) -> None:
         super().__init__(model, program, schedule)
-        times = times or [1] * len(self.segments)
         self._times = {
             node.name: count
             for s, count in zip(self.segments, times, strict=True)

@@ -23,7 +23,7 @@ from autoshard.search.folded import Folded, listed_twice
 from autoshard.search.preference import preference
 from autoshard.search.problem import LEANEST
 from autoshard.search.stalls import Stall, Stalls
-from autoshard.search.step import Step
+from autoshard.search.step import Step, kinds_of
 from autoshard.search.sums import Sums, Tied
 
 HALVINGS = 6
@@ -78,9 +78,7 @@ class Scheduled:
         self.folded, self.schedule, self.limit = folded, schedule, limit
         twice = listed_twice(folded.is_block, folded.stands_for, schedule)
         self.is_block, self.stands_for = twice
-        alike = schedule.model_copy(update={"recomputed_blocks": None})
-        none = alike.model_copy(update={"recompute": "none"})
-        self._kinds = (alike,) if schedule.recomputed_blocks is None else (none, alike)
+        self._kinds = kinds_of(schedule)
         """Blocks that differ in what is computed again, as schedules of the same for all."""
         self.ways = ways(schedule)
         self.way = self.ways[0]

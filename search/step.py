@@ -528,6 +528,14 @@ def measured_step(measure: Callable[[Schedule], Measured], schedule: Schedule) -
     return replace(found, parts=parts)
 
 
+def kinds_of(schedule: Schedule) -> tuple[Schedule, ...]:
+    """Schedules of blocks that are all alike: without what is recomputed of some, and with it."""
+    if schedule.recomputed_blocks is None:
+        return (schedule,)
+    alike = schedule.model_copy(update={"recomputed_blocks": None})
+    return alike.model_copy(update={"recompute": "none"}), alike
+
+
 def spread(is_block: Sequence[bool], schedule: Schedule) -> list[bool]:
     """Of each segment of the whole model whether it is a block that is recomputed.
 

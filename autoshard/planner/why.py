@@ -135,13 +135,10 @@ def _figures(result: Result, problems: Problems) -> Figures:
     step, folded, a = result.found.step, result.folded, result.arrangement
     schedule = a.schedule(problems.style)
     program, _ = folded.measured(result.found.tied, schedule)
-    times = [0] * len(folded.parts)
-    for i in folded.stands_for:
-        times[i] += 1
     return Figures(
         label=a.label,
         step_time=step.step_time,
         memory=step.memory,
         collectives=step.collectives,
-        places=seconds_by_place(folded.model, program, schedule, times),
+        places=seconds_by_place(folded.model, program, schedule, folded.stands_for),
     )

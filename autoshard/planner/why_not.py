@@ -66,13 +66,6 @@ class Figures:
             places=seconds_by_place(model_of(program, plan), program, plan.schedule),
         )
 
-    @property
-    def bubble_s(self) -> float:
-        """Seconds that a device of an average stage waits for other stages."""
-        step = self.step_time
-        busy = step.compute_s + step.optimizer_s + step.exposed_communication_s
-        return max(0.0, step.total_s - busy)
-
 
 def why_not(
     plan: Plan, asked: str, *, progress: bool | Callable[[str], None] | None = True
@@ -149,7 +142,7 @@ def _time(plan: Figures, other: Figures) -> tuple[Part, ...]:
         Part(name=name, unit="s", plan=getattr(one, field), other=getattr(two, field))
         for name, field in names.items()
     )
-    bubble = Part(name="waiting for stages", unit="s", plan=plan.bubble_s, other=other.bubble_s)
+    bubble = Part(name="waiting for stages", unit="s", plan=one.waiting_s, other=two.waiting_s)
     waits = max(bubble.plan / one.total_s, bubble.other / two.total_s) > 1e-9
     return (*parts, *([bubble] if waits else []), total)
 

@@ -91,3 +91,47 @@ def test_the_full_space_has_the_best_of_each_kind() -> None:
     if not loaded.schedule.is_plain:
         with pytest.raises(RequestError, match="explained where it was searched"):
             loaded.why(progress=None)
+
+
+@pytest.mark.parametrize("some", [0, 2, 4])
+def test_places_of_some_recomputed_blocks_add_up(some: int) -> None:
+    config = {**LLAMA, "num_hidden_layers": 4}
+    plan = autoshard.estimate(
+        config,
+        mesh="data=2,model=2",
+        cluster=H100.with_devices(4),
+        global_batch=4,
+        seq_len=64,
+        recompute="full",
+        recomputed_blocks=some,
+        progress=None,
+    )
+    program = plan.program()
+    places = seconds_by_place(model_of(program, plan), program, plan.schedule)
+    busy = sum(seconds for (_, what), seconds in places.items() if what == "computing")
+    assert busy == pytest.approx(plan.step_time.compute_s)
+    none = plan.schedule.model_copy(update={"recompute": "none", "recomputed_blocks": None})
+    alone = seconds_by_place(model_of(program, plan), program, none)
+    least = sum(seconds for (_, what), seconds in alone.items() if what == "computing")
+    full = none.model_copy(update={"recompute": "full"})
+    every = seconds_by_place(model_of(program, plan), program, full)
+    most = sum(seconds for (_, what), seconds in every.items() if what == "computing")
+    assert busy == pytest.approx(least + some / 4 * (most - least))
+    assert least < most
+
+
+def test_what_waits_for_stages_loses_by_that() -> None:
+    plan = autoshard.optimize(
+        {**LLAMA, "num_hidden_layers": 6, "hidden_size": 1024, "vocab_size": 32000},
+        cluster=H100.with_devices(2),
+        global_batch=64,
+        seq_len=512,
+        space="full",
+        axes={"pipeline": 2, "virtual-stages": 1, "micro-batch": 4},
+        progress=None,
+    )
+    assert plan.schedule.stage_blocks is not None
+    answer = next(a for a in plan.why(progress=None).alternatives if a.asked == "even stages")
+    waiting = next(part for part in answer.time if part.name == "waiting for stages")
+    assert waiting.other > waiting.plan
+    assert "waiting for other stages" in answer.verdict
