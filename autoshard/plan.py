@@ -8,6 +8,8 @@ operator what it does on each axis; with the model's graph they give the whole p
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -112,6 +114,12 @@ class Schedule(Document):
     def is_plain(self) -> bool:
         """Whether a step is one pass over all samples: what the bundled runtime runs."""
         return self == Schedule(style=self.style)
+
+
+def blocks_text(stage_blocks: Sequence[int]) -> str:
+    """``9+9+8+6``; of equal ones in a row ``9x2+8+6``."""
+    runs = [(n, len(list(same))) for n, same in groupby(stage_blocks)]
+    return "+".join(f"{n}x{times}" if times > 1 else f"{n}" for n, times in runs)
 
 
 class StepTime(Document):

@@ -27,14 +27,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import groupby
 from math import gcd, prod
 
 from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, UnknownNameError
 from autoshard.kernels import Style
-from autoshard.plan import MeshDocument, Schedule
+from autoshard.plan import MeshDocument, Schedule, blocks_text
 from autoshard.search.ladder import divisors
 from autoshard.search.stages import Ends, balanced, divides, slowest
 from autoshard.sharding.layout import Shape
@@ -169,9 +168,7 @@ class Arrangement:
         if self.virtual_stages > 1:
             words[0] += f" x {self.virtual_stages}"
         if self.stage_blocks is not None:
-            runs = [(n, len(list(same))) for n, same in groupby(self.stage_blocks)]
-            each = "+".join(f"{n}x{times}" if times > 1 else f"{n}" for n, times in runs)
-            words[0] += f" of {each} blocks"
+            words[0] += f" of {blocks_text(self.stage_blocks)} blocks"
         if self.microbatches > 1:
             words.append(f"{self.microbatches} microbatches of {self.micro_batch}")
         if self.recompute != "none":

@@ -13,6 +13,7 @@ from autoshard.errors import SpecError
 from autoshard.plan import Measurement, Memory, MeshDocument, PlanDocument, TensorDocument
 from autoshard.render.fold import fold
 from autoshard.render.memory import NAMES, beside_each_other
+from autoshard.render.schedule import schedule_text
 from autoshard.render.sections import Section, bullets, table
 from autoshard.render.units import (
     bar,
@@ -75,6 +76,8 @@ def _head(plan: PlanDocument) -> Section:
         ("one step", f"{batch}, {plan.dtype}, {_optimizer_text(plan)}"),
         ("asked for", f"{what}strategy {plan.strategy}, seed {plan.seed}"),
     ]
+    if schedule := schedule_text(plan.schedule, plan.global_batch):
+        rows.insert(3, ("schedule", schedule))
     if model.source and model.source != model.name:
         rows.insert(1, ("from", model.source))
     return Section(title=f"Plan: {plan.label}", columns=("", ""), rows=tuple(rows))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.plan import MeshDocument, PlanDocument
+from autoshard.plan import MeshDocument, PlanDocument, Schedule
 from autoshard.render import (
     graph_table,
     plan_html,
@@ -17,6 +17,7 @@ from autoshard.render import (
 )
 from autoshard.render.fold import fold
 from autoshard.render.plan import mesh_section, placement_text
+from autoshard.render.schedule import schedule_text
 from autoshard.render.units import (
     bytes_text,
     count_text,
@@ -278,3 +279,40 @@ UNITS = [
 @pytest.mark.parametrize(("text", "expected"), UNITS)
 def test_units_are_those_that_people_read(text: str, expected: str) -> None:
     assert text == expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (Schedule(), ""),
+        (
+            Schedule(microbatches=32, stages=4, stage_blocks=(8, 9, 8, 7), optimizer_shards=4),
+            "32 microbatches of 2 samples; 1F1B over 4 stages of 8+9+8+7 blocks; optimizer shared "
+            "by 4 devices",
+        ),
+        (
+            Schedule(
+                microbatches=64,
+                stages=2,
+                virtual_stages=8,
+                order="interleaved",
+                recompute="full",
+                recomputed_blocks=1,
+            ),
+            "64 microbatches of 1 sample; interleaved 1F1B over 2 stages x 8 chunks; 1 block "
+            "computed again",
+        ),
+        (
+            Schedule(recompute="selective", overlapped=("data",), products="fp8"),
+            "attention scores of all blocks computed again; messages over data beside computing; "
+            "products in fp8",
+        ),
+        (Schedule(stages=3, stage_blocks=(4, 4, 3)), "1F1B over 3 stages of 4x2+3 blocks"),
+    ],
+    ids=["plain", "uneven", "interleaved", "selective", "runs"],
+)
+def test_a_schedule_is_told_in_words(schedule: Schedule, words: str) -> None:
+    assert schedule_text(schedule, 64) == words
+    shown = render_text(plan_table(sample_plan().model_copy(update={"schedule": schedule})))
+    assert ("schedule" in shown) == bool(words)
+    assert words.partition(" ")[0] in shown
