@@ -19,6 +19,7 @@ class Kept:
             and ``virtual-stages``, where it states them.
         said: for each of those, and for ``recompute``, the words of the configuration.
         recompute: as ``Schedule.recompute`` has it, where it is stated.
+        recompute_per_chunk: of how many blocks of each chunk of a stage that is; None: of all.
         layers_per_chunk: blocks of a virtual stage, where that is stated in place of their number.
         parameters: how it stores them along its data-parallel devices.
         replicas: groups of devices that each hold all cut parameters.
@@ -35,6 +36,7 @@ class Kept:
     sizes: Mapping[str, int] = field(default_factory=dict)
     said: Mapping[str, str] = field(default_factory=dict)
     recompute: str | None = None
+    recompute_per_chunk: int | None = None
     layers_per_chunk: int | None = None
     parameters: Storage = "whole"
     replicas: int = 1

@@ -24,7 +24,8 @@ SIZES = {
 PER_CHUNK = "--num-layers-per-virtual-pipeline-stage"
 GRANULARITY = "--recompute-granularity"
 KINDS = ("selective", "full")
-SOME = ("--recompute-num-layers", "--recompute-method", "--recompute-modules")
+LAYERS, METHOD = "--recompute-num-layers", "--recompute-method"
+SOME = (LAYERS, METHOD, "--recompute-modules")
 MODEL = (
     "--num-layers",
     "--hidden-size",
@@ -76,8 +77,10 @@ def kept(text: str, *, is_yaml: bool) -> Kept:
     if recompute is not None:
         said["recompute"] = f"{GRANULARITY} {recompute}"
     some = [f"{flag} {values[flag]}" for flag in SOME if flag in values]
-    every = values.get("--recompute-method", "uniform") == "uniform"
-    if recompute == "full" and some and not (every and values.get(SOME[0], "1") == "1"):
+    uniform = values.get(METHOD, "uniform") == "uniform"
+    layers = number(values, LAYERS, 1)
+    if recompute == "full" and uniform and layers > 1:
+        # Runs of so many layers keep what enters them: less than here, where each block keeps that.
         notes.append(f"{', '.join(some)}: read as the recomputation of every block, by itself")
     precision = "bfloat16" if "--bf16" in values else "float16" if "--fp16" in values else None
     return Kept(
@@ -85,6 +88,7 @@ def kept(text: str, *, is_yaml: bool) -> Kept:
         sizes=sizes,
         said=said,
         recompute=recompute,
+        recompute_per_chunk=None if recompute != "full" or uniform else layers,
         layers_per_chunk=number(values, PER_CHUNK, 0) or None,
         parameters=storage,
         replicas=instances if whole else 1,

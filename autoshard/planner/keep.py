@@ -181,10 +181,16 @@ class Keeping:
             microbatches=microbatches,
             virtual_stages=virtual,
             recompute=kept.recompute or "none",
+            recomputed_blocks=self._recomputed(blocks, pipeline * virtual),
         )
         if pipeline > 1:
             check(found.schedule().order, pipeline, virtual, microbatches)
         return found
+
+    def _recomputed(self, blocks: int, chunks: int) -> int | None:
+        """How many blocks are recomputed, where that is stated; None: all."""
+        each = self.kept.recompute_per_chunk
+        return None if each is None or each * chunks >= blocks else each * chunks
 
     def own(self, asked: WholeAsked) -> Own:
         """The configuration as it is, priced.

@@ -90,12 +90,22 @@ def test_arguments_of_megatron_are_read(text: str, is_yaml: bool) -> None:
     assert found.notes == ("not read: --lr",)
 
 
-@pytest.mark.parametrize("flags", ["--recompute-method block", "--recompute-num-layers 4"])
-def test_recomputation_of_some_blocks_is_read_as_of_all(flags: str) -> None:
-    text = f"--recompute-granularity full {flags}"
-    assert kept_megatron.kept(text, is_yaml=False).notes == (
-        f"{flags}: read as the recomputation of every block, by itself",
+def test_recomputation_of_runs_of_layers_is_read_as_of_each() -> None:
+    text = "--recompute-granularity full --recompute-num-layers 4"
+    found = kept_megatron.kept(text, is_yaml=False)
+    assert found.notes == (
+        "--recompute-num-layers 4: read as the recomputation of every block, by itself",
     )
+    assert found.recompute_per_chunk is None
+
+
+def test_recomputation_of_some_blocks_is_of_each_chunk() -> None:
+    text = "--recompute-granularity full --recompute-method block --recompute-num-layers 3"
+    found = kept_megatron.kept(text, is_yaml=False)
+    assert found.notes == ()
+    assert (found.recompute, found.recompute_per_chunk) == ("full", 3)
+    selective = text.replace("full", "selective")
+    assert kept_megatron.kept(selective, is_yaml=False).recompute_per_chunk is None
 
 
 def test_toml_of_torchtitan_is_read() -> None:

@@ -141,3 +141,16 @@ def test_a_file_is_kept_in_the_full_space_only(run: Path) -> None:
         autoshard.optimize(
             MODEL, cluster="h100", devices=8, space="full", free=["model"], progress=None
         )
+
+
+def test_some_blocks_of_each_chunk_are_recomputed_as_it_is(run: Path) -> None:
+    def as_it_is(flags: str) -> float:
+        run.write_text(FLAGS + flags)
+        plan = planned(run)
+        (own,) = (other for other in plan.alternatives if "run.sh as it is" in other.label)
+        return own.step_time_s
+
+    every = as_it_is("")
+    some = as_it_is(" --recompute-method block --recompute-num-layers 1")
+    assert some < every
+    assert as_it_is(" --recompute-method block --recompute-num-layers 64") == every
