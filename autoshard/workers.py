@@ -124,7 +124,7 @@ class Workers:
         """
         out: list[Any] = [None] * len(asked)
         todo = list(range(len(asked)))
-        later = [ask for ask in beside if ask not in (*self._kept, *self._begun())]
+        later = [ask for ask in beside if ask not in (*asked, *self._kept, *self._begun())]
         busy: dict[object, tuple[_Worker, int]] = {}
         while self._found(asked, todo, busy, out):
             for worker in self._workers:

@@ -135,6 +135,9 @@ class CostModel:
         self.traffic = cluster.device.kernels.traffic(style)
         self.is_replayed = style == "fused" and graph.mode != "train"
         self._known: dict[Work, float] = {}
+        self.done: dict[object, tuple[tuple[Work, ...], object, object]] = {}
+        """What operators do, as steps that share this model found it."""
+        self._around: dict[str, object] = {}
         self._bytes: dict[tuple[Shape, int, Layout], int] = {}
         self._shapes: dict[tuple[Shape, Layout], Shape] = {}
 
@@ -156,7 +159,7 @@ class CostModel:
         out = copy(self)
         out.cluster = replace(self.cluster, device=device)
         out.traffic = device.kernels.traffic(self.style)
-        out._known = {}
+        out._known, out.done = {}, {}
         return out
 
     def local_bytes(self, node: Node, layout: Layout) -> int:
@@ -237,6 +240,11 @@ class CostModel:
 
     def surroundings(self, node: Node) -> object:
         """What a node's seconds depend on beside itself: equal for nodes that cost the same."""
+        if node.name not in self._around:
+            self._around[node.name] = self._surroundings(node)
+        return self._around[node.name]
+
+    def _surroundings(self, node: Node) -> object:
         operands = [self.graph.by_name[o] for o in node.operands]
         wants = tuple(o.differentiable for o in operands)
         return self._gradients(node), wants, self._is_bias(node, operands)

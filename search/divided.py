@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autoshard.search.scheduled import Found
 from autoshard.search.space import Arrangement
-from autoshard.search.whole import Problems
+from autoshard.search.whole import SOLVE, Problems, Question
 from autoshard.workers import Ask, Workers
 
 
@@ -28,14 +28,14 @@ class Divided(Problems):
         self.workers.hold(prepared, Problems(*self.asked), space)
         super().prepare(space)
 
-    def raised(self, asked: Sequence[tuple[str, Arrangement]]) -> list[float]:
+    def raised(self, asked: Sequence[Question], then: Sequence[Question] = ()) -> list[float]:
         """See :meth:`Problems.raised`."""
         # Thousands of the first bounds need what few meshes take: only that is asked of others.
         needed = {key: mesh for level, a in asked for key, mesh in self.needed(level, a)}
         bounds = [a for level, a in asked if level == "bound"]
         questions = [Ask("least", mesh, self.mesh_of(mesh)) for mesh in needed.values()]
-        questions += [Ask("bound", a, self.mesh_of(a)) for a in bounds]
-        answers = self.workers.answers(questions)
+        questions += [self._ask("bound", a) for a in bounds]
+        answers = self.workers.answers(questions, self._beside(then))
         self._leasts.update(zip(needed, answers, strict=False))
         self.bounded += len(bounds)
         self._bounded.update(bounds)
@@ -45,18 +45,20 @@ class Divided(Problems):
             for level, a in asked
         ]
 
-    def solve(self, a: Arrangement, then: Sequence[Arrangement] = ()) -> Found:
+    def solve(self, a: Arrangement, then: Sequence[Question] = ()) -> Found:
         """See :meth:`Problems.solve`."""
         if a not in self._found:
             self.solved += 1
-            beside = [self._question(b) for b in then if b != a and b not in self._found]
-            (self._found[a],) = self.workers.answers([self._question(a)], beside)
+            (self._found[a],) = self.workers.answers([self._ask(SOLVE, a)], self._beside(then))
         return self._found[a]
 
-    def _question(self, a: Arrangement) -> Ask:
+    def _ask(self, question: str, a: Arrangement) -> Ask:
         # Where a solution begins depends on its bound, which another worker may have found.
-        of = "solve_bounded" if a in self._bounded else "solve"
+        of = "solve_bounded" if question == SOLVE and a in self._bounded else question
         return Ask(of, a, self.mesh_of(a))
+
+    def _beside(self, then: Sequence[Question]) -> list[Ask]:
+        return [self._ask(question, a) for question, a in then if a not in self._found]
 
 
 def prepared(problems: Problems, space: Sequence[Arrangement]) -> Problems:

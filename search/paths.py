@@ -8,9 +8,10 @@ paths are found for all sizes together. A test compares every entry of whole tab
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, pairwise, product
+from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,15 +95,10 @@ def _moves(axes: tuple[int, ...], clash: int) -> tuple[int, int, tuple[_Move, ..
     place = {s: i for i, s in enumerate(states)}
     goal = tuple(row[1] if len(row) > 1 and row[1][0] == 2 else row[0] for row in options)
 
+    clashing = [(a, b) for a, b in permutations(range(count), 2) if (clash >> (a * count + b)) & 1]
+
     def legal(state: tuple[tuple[int, int], ...]) -> bool:
-        return not any(
-            a != b
-            and state[a] == (0, _S)
-            and state[b] == (goal[b][0], _S)
-            and (clash >> (a * count + b)) & 1
-            for a in range(count)
-            for b in range(count)
-        )
+        return not any(state[a] == (0, _S) and state[b] == (goal[b][0], _S) for a, b in clashing)
 
     moves: list[_Move] = []
     for state in sorted(states, key=lambda s: sum(stage for stage, _ in s)):
@@ -117,12 +113,8 @@ def _moves(axes: tuple[int, ...], clash: int) -> tuple[int, int, tuple[_Move, ..
             and (kind := _step(state[axis][1], option[1], _KINDS[axes[axis]][2]))
         ]
         for size in range(1, count + 1):
-            for group in combinations(single, size):
+            for group in _groups(single, size):
                 kind = group[0][2]
-                if len({k for _, _, k in group}) > 1 or len({a for a, _, _ in group}) < size:
-                    continue
-                if size > 1 and kind not in ("all_reduce", "all_gather", "reduce_scatter"):
-                    continue
                 after = list(state)
                 for axis, option, _ in group:
                     after[axis] = option
@@ -141,6 +133,22 @@ def _moves(axes: tuple[int, ...], clash: int) -> tuple[int, int, tuple[_Move, ..
                     )
                 )
     return len(states), place[goal], tuple(moves)
+
+
+_Option = tuple[int, tuple[int, int], str]
+"""(axis, its state, kind of step)."""
+
+
+def _groups(single: list[_Option], size: int) -> Iterator[tuple[_Option, ...]]:
+    """Steps of so many axes that can be one: of one kind, each on another axis."""
+    if size == 1:
+        yield from ((option,) for option in single)
+        return
+    for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+        alike = [option for option in single if option[2] == kind]
+        for group in combinations(alike, size):
+            if len({axis for axis, _, _ in group}) == size:
+                yield group
 
 
 class Halves:

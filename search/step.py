@@ -13,7 +13,7 @@ last microbatch's backward.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -224,7 +224,7 @@ class _Walk(_Pricer):
         self.parts = [Part(s.is_block, weights=[] if apart else None) for s in self.segments]
         self._part = self.parts[0]
         self._happenings: list[Happening] = []
-        self._works: dict[object, tuple[Work, ...]] = {}
+        self._works: dict[str, tuple[Work, ...]] = {}
 
     def measure(self) -> Measured:
         """Walk forward and backward once, then the memory."""
@@ -273,6 +273,8 @@ class _Walk(_Pricer):
             self._part.weights += later
 
     def _edge(self, edge: Edge, back: bool, phase: Phase) -> None:
+        if not (edge.reshard.backward if back else edge.reshard.forward):
+            return
         with self._in_weights(edge.producer if back else None):
             super()._edge(edge, back, phase)
 
@@ -287,23 +289,26 @@ class _Walk(_Pricer):
 
     def _done(self, node: Node) -> tuple[Work, ...]:
         """What an operator does: forward, backward, and apart from it for weights."""
+        known = self._works.get(node.name)
+        if known is not None:
+            return known
         apart = self.of_weights is not None and self._splits(node)
-        key = (self._kind(node), self._part.is_block, apart)
-        found = self._works.get(key)
-        if found is None:
-            strategy = self.program.strategies[node.name]
-            found = self.model.works(node, strategy)
+        products, strategy = self.schedule.products, self.program.strategies[node.name]
+        key = (self._kind(node), self._part.is_block, apart, products)
+        if key not in self.model.done:
+            found: tuple[Work, ...] = self.model.works(node, strategy)
             if apart and self.of_weights is not None:
                 own, later = (
                     self.model.works(node, strategy, wants)[1]
                     for wants in halves(self.graph, node, self.of_weights)
                 )
                 found = (found[0], own, later)
-            products = self.schedule.products
             if node.family in PRODUCTS and (products == "tf32" or self._has_weight(node)):
                 found = tuple(replace(work, products=products) for work in found)
-            self._works[key] = found
-        return found
+            # With what the key has the numbers of, so that nothing else gets these.
+            self.model.done[key] = found, strategy, self.program.rules[node.name]
+        out = self._works[node.name] = self.model.done[key][0]
+        return out
 
     def _splits(self, node: Node) -> bool:
         """Whether a part of its backward belongs to gradients of weights, and not all of it."""
@@ -468,13 +473,14 @@ def measure(model: CostModel, program: Program, schedule: Schedule) -> Measured:
 def retimed(model: CostModel, measured: Measured) -> Measured:
     """The same segments with the seconds of the cost model's device."""
     known: dict[int, Part] = {}
+    times = _times_of(model, [q for p in measured.parts for q in (p.forward, p.backward, p.last)])
     for part in measured.parts:
         if id(part) not in known:
-            forward, there, _ = _seconds(model, part.forward)
-            backward, back, apart = _seconds(model, part.backward)
+            forward, there, _ = _seconds(model, part.forward, times)
+            backward, back, apart = _seconds(model, part.backward, times)
             later = computing = 0.0
             if part.weights is not None:
-                later, computing, apart = _seconds(model, part.weights)
+                later, computing, apart = _seconds(model, part.weights, times)
             known[id(part)] = replace(
                 part,
                 forward_s=forward,
@@ -486,12 +492,20 @@ def retimed(model: CostModel, measured: Measured) -> Measured:
     return replace(measured, parts=tuple(known[id(part)] for part in measured.parts))
 
 
-def _seconds(model: CostModel, happenings: Sequence[Happening]) -> tuple[float, float, float]:
+def _times_of(model: CostModel, passes: Iterable[Sequence[Happening]]) -> dict[int, float]:
+    """Seconds of all computing of some passes, by id: most of it is there many times."""
+    works = {id(h): h for p in {id(p): p for p in passes}.values() for h in p}
+    return {i: model.seconds(h) for i, h in works.items() if isinstance(h, Work)}
+
+
+def _seconds(
+    model: CostModel, happenings: Sequence[Happening], times: Mapping[int, float]
+) -> tuple[float, float, float]:
     """Seconds of a pass, those of computing, and what messages beside it add to computing."""
     computing = waiting = beside = 0.0
     for h in happenings:
         if isinstance(h, Work):
-            computing += model.seconds(h)
+            computing += times[id(h)]
         elif isinstance(h, Message):
             if h.is_beside:
                 beside += h.seconds
@@ -581,6 +595,7 @@ def buckets(
     messages: list[tuple[tuple[int, ...], int, float]] = []
     memo: dict[tuple[tuple[int, ...], int], float] = {}
     known: dict[int, list[tuple[int, Message | float | None]]] = {}
+    times = _times_of(model, [part.last for part in parts])
     total = steady = 0.0
     free: dict[int, float] = {}
     backwards = zip(reversed(parts), reversed(sent), strict=True)
@@ -591,7 +606,7 @@ def buckets(
             if (axes, size) not in memo:
                 memo[axes, size] = model.prices("all_reduce", axes, size)
         if id(part) not in known:
-            known[id(part)] = _merged(model, part.last)
+            known[id(part)] = _merged(part.last, times)
         left = len(alike)
         while left:
             seconds, after = _passed(model, known[id(part)], sends, memo, free)
@@ -600,9 +615,9 @@ def buckets(
             is_steady = after.keys() == free.keys() and all(
                 abs(until - free[tier]) <= STEADY * seconds for tier, until in after.items()
             )
-            times, free = left if is_steady else 1, after
-            total += times * seconds
-            left -= times
+            count, free = left if is_steady else 1, after
+            total += count * seconds
+            left -= count
         steady += len(alike) * (part.backward_s if part.weights is None else part.weight_s)
         messages += len(alike) * [(axes, size, memo[axes, size]) for _, axes, size in sends]
     return total + max(free.values(), default=0.0) - steady, messages
@@ -630,7 +645,7 @@ def _sent(parts: Sequence[Part], bucket_bytes: int) -> list[tuple[Sent, ...]]:
 
 
 def _merged(
-    model: CostModel, happenings: Sequence[Happening]
+    happenings: Sequence[Happening], times: Mapping[int, float]
 ) -> list[tuple[int, Message | float | None]]:
     """(place, what happens) of a pass: a message that blocks, or seconds that go by.
 
@@ -640,7 +655,7 @@ def _merged(
     computing = 0.0
     for j, h in enumerate(happenings):
         if isinstance(h, Work):
-            computing += model.seconds(h)
+            computing += times[id(h)]
             continue
         if isinstance(h, Message) and h.is_beside:
             continue

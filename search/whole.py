@@ -39,7 +39,6 @@ from autoshard.search.preference import preference
 from autoshard.search.scheduled import Found, Scheduled
 from autoshard.search.space import USES, Arrangement, active
 from autoshard.sharding.spec import PartitionSpec
-from autoshard.workers import MOST
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -52,6 +51,13 @@ Mesh = tuple[int, tuple[int, ...]]
 
 LEVELS = ("by_share", "by_axes", "bound")
 """Bounds of an arrangement beyond the first, each closer and dearer than the one before."""
+
+SOLVE = "solve"
+Question = tuple[str, Arrangement]
+"""One of :data:`LEVELS`, or SOLVE, of an arrangement."""
+
+LINE = 8
+"""Questions that may be begun before they are asked."""
 
 AHEAD = 128
 """Bounds that are asked for at once, whoever looks; tables for them are built side by side."""
@@ -280,8 +286,11 @@ class Problems:
         """Whose tables an answer about an arrangement needs."""
         return _mesh(a)
 
-    def raised(self, asked: Sequence[tuple[str, Arrangement]]) -> list[float]:
-        """Bounds by their names (see :data:`LEVELS`)."""
+    def raised(self, asked: Sequence[Question], then: Sequence[Question] = ()) -> list[float]:
+        """Bounds by their names (see :data:`LEVELS`).
+
+        ``then`` may be asked next: for who has the hands to begin with it.
+        """
         return [getattr(self, level)(a) for level, a in asked]
 
     def _bound_alone(
@@ -329,11 +338,8 @@ class Problems:
         self.bounded += 1
         return self.scheduled(a).bound()
 
-    def solve(self, a: Arrangement, then: Sequence[Arrangement] = ()) -> Found:
-        """The best strategies, priced exactly.
-
-        ``then`` are those that may be solved next, for who has the hands to begin with them.
-        """
+    def solve(self, a: Arrangement, then: Sequence[Question] = ()) -> Found:
+        """The best strategies, priced exactly; ``then`` as of :meth:`raised`."""
         if a not in self._found:
             self.solved += 1
             self._found[a] = self.scheduled(a).solve()
@@ -396,15 +402,16 @@ class BestFirst:
             if not lowest:
                 return None
             asked = [(LEVELS[level], self.space[i]) for _, i, level in lowest]
-            for (value, i, level), bound in zip(lowest, self.problems.raised(asked), strict=True):
+            bounds = self.problems.raised(asked, self.likely())
+            for (value, i, level), bound in zip(lowest, bounds, strict=True):
                 if bound < inf:
                     heapq.heappush(self._heap, (max(value, bound), i, level + 1))
 
-    def likely(self) -> list[Arrangement]:
-        """What may be solved after what was given out last, the likeliest first."""
-        line = (entry for entry in self._heap if entry[0] <= self.best)
-        nearest = heapq.nsmallest(MOST + 1, (e for e in line if e[2] == len(LEVELS)))
-        return [self.space[i] for _, i, _ in nearest]
+    def likely(self) -> list[Question]:
+        """What may be asked after what was given out last, the likeliest first: what is long."""
+        line = (e for e in self._heap if e[0] <= self.best and e[2] >= len(LEVELS) - 1)
+        names = (*LEVELS, SOLVE)
+        return [(names[level], self.space[i]) for _, i, level in heapq.nsmallest(LINE, line)]
 
     def restore(self) -> None:
         """Put back what was left out because somebody had taken it."""

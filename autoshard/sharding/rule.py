@@ -113,8 +113,11 @@ class Rule:
         """State of a tensor with ``dims`` where (outer, n) of ``factor`` is cut."""
         for index, dim in enumerate(dims):
             if factor in dim:
-                before = prod(self.sizes[f] for f in dim[: dim.index(factor)])
-                return Cut(index, before * outer, n)
+                before = 1
+                for outer_factor in dim:
+                    if outer_factor == factor:
+                        return Cut(index, before * outer, n)
+                    before *= self.sizes[outer_factor]
         return absent
 
     def absent_result(self, factor: str) -> State:
