@@ -124,9 +124,13 @@ class Workers:
         """
         out: list[Any] = [None] * len(asked)
         todo = list(range(len(asked)))
-        later = [ask for ask in beside if ask not in (*asked, *self._kept, *self._begun())]
         busy: dict[object, tuple[_Worker, int]] = {}
-        while self._found(asked, todo, busy, out):
+        for worker in self._workers:
+            if worker.beside is not None and worker.pipe.poll():
+                self._keep(worker)
+        later = [ask for ask in beside if ask not in (*asked, *self._kept, *self._begun())]
+        while True:
+            self._take(asked, todo, busy, out)
             for worker in self._workers:
                 if worker.pipe in busy or worker.beside is not None:
                     continue
@@ -139,6 +143,8 @@ class Workers:
                     worker.beside = later.pop(0)
                     worker.has.add(worker.beside.needs)
                     self._send(worker, worker.beside)
+            if not (todo or busy):
+                return out
             beside_us = {w.pipe: w for w in self._workers if w.beside is not None}
             ready = wait([*(worker.pipe for worker, _ in busy.values()), *beside_us], ANSWER_S)
             if not ready:
@@ -149,7 +155,6 @@ class Workers:
                     out[at] = _answer(self._receive(worker))
                 else:
                     self._keep(beside_us[pipe])  # type: ignore[index]
-        return out
 
     def _begun(self) -> list[Ask]:
         return [worker.beside for worker in self._workers if worker.beside is not None]
@@ -159,14 +164,14 @@ class Workers:
         assert worker.beside is not None
         self._kept[worker.beside], worker.beside = self._receive(worker), None
 
-    def _found(
+    def _take(
         self,
         asked: Sequence[Ask],
         todo: list[int],
         busy: dict[object, tuple[_Worker, int]],
         out: list[Any],
-    ) -> bool:
-        """Take what was begun before it was asked; whether there is still something to wait for."""
+    ) -> None:
+        """Take over what was begun before it was asked."""
         for worker in self._workers:
             at = next((at for at in todo if asked[at] == worker.beside), None)
             if at is not None:
@@ -176,7 +181,6 @@ class Workers:
         for at in [at for at in todo if asked[at] in self._kept] if self._kept else ():
             todo.remove(at)
             out[at] = _answer(self._kept.pop(asked[at]))
-        return bool(todo or busy)
 
     def _next(self, worker: _Worker, asked: Sequence[Ask], todo: Sequence[int]) -> int | None:
         """What a free worker does next: what is long (something is to be made) comes first."""

@@ -80,6 +80,13 @@ def test_what_is_begun_beside_is_found_by_whoever_asks_later(workers: Workers) -
     assert workers.answers([Ask("make", "b", "b")]) == [(other, True)]
 
 
+def test_what_is_next_is_begun_where_nothing_is_asked(workers: Workers) -> None:
+    assert workers.answers([], [Ask("make", "a", "a"), Ask("make", "b", "b")]) == []
+    made = workers.answers([Ask("make", "b", "b"), Ask("make", "a", "a")])
+    assert len({pid for pid, _ in made}) == 2
+    assert [was for _, was in made] == [False, False]
+
+
 def test_errors_of_what_nobody_asked_for_are_not_raised(workers: Workers) -> None:
     for _ in range(2):
         beside = [Ask("divide", 0), Ask("fail", "aple")]
