@@ -39,7 +39,7 @@ from functools import cache
 from itertools import pairwise
 
 from autoshard.plan import Schedule
-from autoshard.search.folded import Weights
+from autoshard.search.folded import Shares, Weights
 from autoshard.search.stages import alive_microbatches, chunk_bounds
 
 OFF_THE_WAY = 1e-3
@@ -101,6 +101,7 @@ def weights(
     memory_rank: int,
     exposed: float = 0.0,
     floor: bool = False,
+    beside: Shares | None = None,
 ) -> Weights:
     """Weights of the short graph's segments for the bound of one way.
 
@@ -112,6 +113,7 @@ def weights(
         memory_rank: whose bytes count.
         exposed: share of the late gradients that counts.
         floor: see :class:`autoshard.search.folded.Weights`.
+        beside: see there.
     """
     p, count = schedule.stages, len(is_block)
     forward, backward = [0.0] * count, [0.0] * count
@@ -141,6 +143,7 @@ def weights(
         sends=float(way.sends),
         temporary=1.0,
         floor=floor,
+        beside=beside,
     )
 
 

@@ -96,12 +96,21 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
-    """Seconds of one operator on the slowest device, messages apart."""
+    """Seconds of one operator on the slowest device, messages apart.
+
+    Attributes:
+        forward_s: computing.
+        backward_s: computing.
+        internal_forward_s: messages.
+        internal_backward_s: messages.
+        beside_s: of the messages, those that run beside computing: (forward, backward).
+    """
 
     forward_s: float
     backward_s: float
     internal_forward_s: float
     internal_backward_s: float
+    beside_s: tuple[float, float] = (0.0, 0.0)
 
 
 class CostModel:
@@ -115,6 +124,7 @@ class CostModel:
         optimizer: what keeps state for each parameter.
         resharder: finds the steps of edges.
         style: how operators between products are run; fused inference is one CUDA graph.
+        beside: axes whose messages run beside computing, in tables of the search.
     """
 
     def __init__(
@@ -126,8 +136,9 @@ class CostModel:
         optimizer: Optimizer,
         resharder: Resharder | None = None,
         style: Style = "eager",
+        beside: frozenset[int] = frozenset(),
     ) -> None:
-        self.graph, self.cluster, self.sizes = graph, cluster, sizes
+        self.graph, self.cluster, self.sizes, self.beside = graph, cluster, sizes, beside
         self.rules, self.optimizer, self.style = rules, optimizer, style
         self.prices = cluster.collective_seconds(sizes)
         self.resharder = resharder or Resharder(sizes, self.prices)
@@ -175,7 +186,7 @@ class CostModel:
 
     def operator(self, node: Node, strategy: Strategy) -> OperatorCost:
         """Seconds of an operator (not a leaf)."""
-        inner = [0.0, 0.0]
+        inner, beside = [0.0, 0.0], [0.0, 0.0]
         rule = self.rules[node.name]
         origin = (0,) * len(self.sizes)
         for internal in rule.internal:
@@ -183,11 +194,18 @@ class CostModel:
             if not axes or (internal.phase == "backward" and not node.differentiable):
                 continue
             count = internal_elements(rule.sizes, internal, strategy, self.sizes, origin)
-            inner[internal.phase == "backward"] += self.prices(
-                internal.op, axes, count * internal.itemsize
-            )
+            seconds = self.prices(internal.op, axes, count * internal.itemsize)
+            inner[internal.phase == "backward"] += seconds
+            if self.beside.issuperset(axes):
+                beside[internal.phase == "backward"] += seconds
         forward, backward = self.works(node, strategy)
-        return OperatorCost(self.seconds(forward), self.seconds(backward), *inner)
+        return OperatorCost(
+            forward_s=self.seconds(forward),
+            backward_s=self.seconds(backward),
+            internal_forward_s=inner[0],
+            internal_backward_s=inner[1],
+            beside_s=(beside[0], beside[1]),
+        )
 
     def works(
         self, node: Node, strategy: Strategy, wants: tuple[bool, ...] | None = None
@@ -465,6 +483,8 @@ class EdgeTable:
         forward: the part of ``seconds`` that is spent in forward; None: all of it.
         kept: bytes that are kept for backward because of how the operand comes, beside those of the
             node's own part; None where there are none.
+        beside: the parts of forward, of backward and of ``again`` that run beside computing; None
+            where nothing does.
     """
 
     seconds: Floats
@@ -474,6 +494,7 @@ class EdgeTable:
     again: Floats | None = None
     forward: Floats | None = None
     kept: Floats | None = None
+    beside: tuple[Floats, Floats, Floats] | None = None
 
     def value(self, exposed: float, per_byte: float, *, floor: bool = False) -> Floats:
         """The table at one price of exposed gradients and of memory."""
@@ -500,6 +521,7 @@ class UnaryTable:
         forward_compute: the part of that which is computing.
         temporary: bytes that there are for a while beside all that is kept; None where others, of
             other nodes, may be gone by then.
+        beside: messages of forward and of backward that run beside computing; None where none do.
     """
 
     seconds: Floats
@@ -508,6 +530,7 @@ class UnaryTable:
     forward: Floats
     forward_compute: Floats
     temporary: Floats | None = None
+    beside: tuple[Floats, Floats] | None = None
 
     def value(self, exposed: float, per_byte: float) -> Floats:
         """The table at one price of exposed gradients and of memory."""
@@ -614,6 +637,7 @@ class _Builder:
         seconds, num_bytes = np.zeros(len(rows)), np.zeros(len(rows))
         backward = np.zeros(len(rows))
         forward, forward_compute = np.zeros(len(rows)), np.zeros(len(rows))
+        beside = np.zeros((2, len(rows)))
         for i, strategy in enumerate(rows):
             if node.is_leaf:
                 seconds[i] = self.model.update_seconds(node, strategy.result)
@@ -630,6 +654,7 @@ class _Builder:
             backward[i] = cost.backward_s
             forward[i] = cost.forward_s + cost.internal_forward_s
             forward_compute[i] = cost.forward_s
+            beside[:, i] = cost.beside_s
             num_bytes[i] = kept_bytes(self.model, node, strategy, self.weights)
             if node.name == self.graph.loss and self.graph.mode == "train":
                 reshard = self.model.resharder.edge(
@@ -641,10 +666,20 @@ class _Builder:
                 )
                 seconds[i] += reshard.forward_s + reshard.backward_s
                 forward[i] += reshard.forward_s
+                # Counted beside computing whatever its axes: a bound, and next to nothing.
+                beside[:, i] += (reshard.forward_s, reshard.backward_s)
         temporary = None
         if node.family == LOSS and node.differentiable:
             temporary = np.array([temporary_bytes(self.model, node, s) for s in rows])
-        return UnaryTable(seconds, backward, num_bytes, forward, forward_compute, temporary)
+        return UnaryTable(
+            seconds,
+            backward,
+            num_bytes,
+            forward,
+            forward_compute,
+            temporary,
+            (beside[0], beside[1]) if self.model.beside else None,
+        )
 
     def _edge_key(self, producer: Node, consumer: Node, index: int) -> object:
         return (
@@ -689,7 +724,7 @@ class _Builder:
         ]
         if not jobs:
             return []
-        prices = PairPrices(self.halves)
+        prices = PairPrices(self.halves, self.model.beside)
         tickets: list[tuple[int, int | None]] = []
         for (producer, consumer, _), (given, taken) in zip(jobs, sides, strict=True):
             shape, size = producer.shape, producer.itemsize
@@ -735,13 +770,36 @@ class _Builder:
             must = self.halves.gathers(given.forward, taken.forward)
             if must.any():
                 self._gathered(producer, taken, must[rows[:, None], columns[None, :]], table)
-                if len(producer.shape) < 2:
-                    table.again = np.full_like(forward, np.inf)
-                else:
-                    table.again = np.where(
-                        must[rows[:, None], columns[None, :]], times * forward, 0.0
-                    )
+                table.again = np.where(must[rows[:, None], columns[None, :]], times * forward, 0.0)
+        if self.model.beside:
+            self._beside(given, taken, prices, there, back, table)
         return table
+
+    def _beside(
+        self,
+        given: _Columns,
+        taken: _Columns,
+        prices: PairPrices,
+        there: int,
+        back: int | None,
+        table: EdgeTable,
+    ) -> None:
+        """The parts of an edge's messages that run beside computing."""
+        rows, columns = given.forward_row, taken.forward_row
+        forward = prices.beside(there)[rows[:, None], columns[None, :]]
+        backward, again = np.zeros_like(forward), np.zeros_like(forward)
+        if back is not None:
+            of = taken.gradient_row[None, :], given.gradient_row[:, None]
+            backward = prices.beside(back)[of]
+            if table.deferred is not None:
+                backward = np.where(table.deferred > 0, 0.0, backward)
+        if table.again is not None:
+            # As often as all of it is gathered again.
+            whole = table.seconds if table.forward is None else table.forward
+            sent = (whole > 0) & np.isfinite(table.again)
+            times = np.divide(table.again, whole, out=np.zeros_like(whole), where=sent)
+            again = times * forward
+        table.beside = forward, backward, again
 
     def _kept(
         self, value: Node, use: tuple[str, int], given: _Columns, taken: _Columns, to: Floats

@@ -80,6 +80,7 @@ class Floors:
         optimizer: what keeps state for each parameter.
         limit: bytes of a device that may be used.
         style: how operators between products are run.
+        overlapped: axes whose messages run beside computing.
     """
 
     def __init__(
@@ -90,8 +91,11 @@ class Floors:
         optimizer: Optimizer,
         limit: float,
         style: Style = "eager",
+        overlapped: tuple[str, ...] = (),
     ) -> None:
         self.cluster, self.optimizer, self.style = cluster, optimizer, style
+        # Those of parameters are among them.
+        self._beside = bool({"data", "context"} & {*overlapped})
         self.limit = limit - cluster.reserve_bytes
         self._work = Work(graph, cluster, style)
         self._storing = Storing(graph, cluster)
@@ -152,6 +156,9 @@ class Floors:
         if first_s == inf:
             return inf
         each = np.concatenate([self._storing.each(s, a.sizes) for s in pace.schedules])
+        if self._beside:
+            # A segment takes as long as the longer of the two; of the first stage, all messages.
+            return max(pace.step(np.maximum(parts, each), 0.0), pace.step(each, first_s))
         return pace.step(parts + each, first_s)
 
     def room(self, a: Arrangement, kept: Sequence[float] | None = None) -> float:

@@ -49,6 +49,9 @@ from autoshard.search.sums import Choice, Places, Sums, Tied
 from autoshard.sharding.layout import R
 from autoshard.sharding.strategy import Strategy
 
+Shares = tuple[tuple[float, float], ...]
+"""A number from 0 to 1 for forward and for backward of each segment."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
@@ -66,6 +69,8 @@ class Weights:
         floor: whether late gradients count with the least they can take, and less what hides them
             (computing, and messages where some use no tier that others use): then the sum is a
             bound.
+        beside: of each segment how much messages beside computing count, from 0 to 1, in forward
+            and in backward; None: they are waited for. See :meth:`Folded.sums`.
     """
 
     forward: tuple[float, ...]
@@ -77,6 +82,7 @@ class Weights:
     sends: float = 0.0
     temporary: float = 0.0
     floor: bool = False
+    beside: Shares | None = None
 
     def halves(self) -> tuple[Weights, Weights]:
         """Of segments that are listed twice, the first of each and the second.
@@ -87,6 +93,7 @@ class Weights:
         rows = ("forward", "backward", "update", "late", "stored", "kept")
         first, second = (
             {name: getattr(self, name)[half] for name in rows}
+            | {"beside": self.beside and self.beside[half]}
             for half in (slice(n), slice(n, None))
         )
         return replace(self, **first), replace(self, **second, sends=0.0, temporary=0.0)
@@ -131,6 +138,7 @@ class Folded:
         self._part = {
             n.name: i for i, s in enumerate(self.parts) for n in self.graph.nodes[s.start : s.end]
         }
+        self.slows = min(1.0, model.cluster.device.kernels.contention)
         self._tie()
         self._programs: dict[object, Program] = {}
         self._measured: dict[object, Measured] = {}
@@ -177,13 +185,19 @@ class Folded:
         self._diagonal = {i for i, key in enumerate(keys) if len(key) == 3}
 
     def sums(self, schedule: Schedule, weights: Weights) -> Sums:
-        """The tables of a step of ``schedule``."""
+        """The tables of a step of ``schedule``.
+
+        A pass that computes for c seconds beside messages of b takes max(c + k b, b + k c) where
+        each slows the other by the share k, which is no less than (1 - u) (c + k b) + u (b + k c)
+        at any u from 0 to 1: ``weights.beside``. That is (1 - k) (u c + (1 - u) b) less than c + b.
+        """
         places = self.places
         flat_seconds, flat_bytes = np.zeros((2, places.ends[-1]))
         seconds, num_bytes = places.split(flat_seconds), places.split(flat_bytes)
         again = self._recomputed(schedule)
         whole = schedule.recompute in ("full", "reentrant")
         gone = self._gone(schedule)
+        less = self._less(weights)
         counts = weights.counts
         for kind, members in enumerate(self._unary):
             for variable, number in members:
@@ -208,7 +222,16 @@ class Folded:
                         hides = table.backward + table.forward_compute * repeated
                     else:
                         hides = table.seconds - table.forward + table.forward * repeated
+                    if self.one_link and table.beside is not None:
+                        # What runs beside computing is in the way of no gradient.
+                        hides = hides + table.beside[1] + table.beside[0] * repeated
                     seconds[kind] -= weights.late[part] * hides
+                if less is not None and table.beside is not None:
+                    (computing, messages), (c, b) = less[part]
+                    seconds[kind] -= computing * table.forward_compute + messages * table.beside[0]
+                    seconds[kind] -= c * table.backward + b * table.beside[1]
+                    if repeated:
+                        seconds[kind] -= c * table.forward_compute + b * table.beside[0]
                 if weights.kept[part] and not (whole and self.is_block[part]):
                     num_bytes[kind] += weights.kept[part] * self._keeps(node, number, again, gone)
         gathered: dict[int, Array] = {}
@@ -241,6 +264,13 @@ class Folded:
                     )
                 if hidden and repeated:
                     out = out - hidden * np.where(np.isinf(forward), 0.0, forward)
+                freed = 0.0
+                if table_.beside is not None and less is not None:
+                    freed = less[part][1][1]
+                    if self.one_link and weights.floor:
+                        freed += weights.late[part]
+                    ahead, behind, _ = table_.beside
+                    out = out - (less[part][0][1] + freed * repeated) * ahead - freed * behind
                 seconds[factor] += self._flat(factor, out)
                 keeps = weights.kept[part] and not repeated and not (whole and self.is_block[part])
                 stays = not gone or base(self.graph, producer) not in gone
@@ -253,11 +283,34 @@ class Folded:
                     (gather_again, table_.again, weights.backward[part] - hidden),
                 ):
                     added = self._flat(factor, scaled(weight, values))
+                    if held is gather_again and freed and table_.beside is not None:
+                        added = added - freed * self._flat(factor, table_.beside[2])
                     held[factor] = held[factor] + added if factor in held else added
         self._crossing(schedule, weights, whole, seconds, num_bytes)
         if schedule.recompute == PARTLY:
             self._reads(again, weights, num_bytes)
         return Sums(self.scopes, places, flat_seconds, flat_bytes, gathered, gather_again)
+
+    def _less(self, weights: Weights) -> list[tuple[tuple[float, float], ...]] | None:
+        """By how much computing, and messages beside it, count less than in line.
+
+        Of each segment, in forward and in backward: there of what late gradients leave, which hide
+        behind all of it. None where no messages are beside computing.
+        """
+        if weights.beside is None:
+            return None
+        alone = 1.0 - self.slows
+        out = []
+        for part, shares in enumerate(weights.beside):
+            late = weights.late[part] if weights.floor else 0.0
+            passes = weights.forward[part], max(0.0, weights.backward[part] - late)
+            out.append(
+                tuple(
+                    (alone * n * u, alone * n * (1.0 - u))
+                    for n, u in zip(passes, shares, strict=True)
+                )
+            )
+        return out
 
     def _flat(self, factor: int, table: Array) -> Array:
         return np.diagonal(table).copy() if factor in self._diagonal else table
@@ -393,6 +446,10 @@ class Folded:
         """Seconds of one microbatch in each segment, with a choice; gradients of all left out."""
         again, out = self._recomputed(schedule), [0.0] * len(self.parts)
         tables = self.tables
+        for i, passes in enumerate(
+            self.beside_at(schedule, choice, frozenset()) if self.model.beside else ()
+        ):
+            out[i] -= (1.0 - self.slows) * sum(min(c, b) for c, b in passes)
         at = [int(choice[k]) for k in self.kind]
         for variable, number in enumerate(tables.unary):
             name = tables.variables[variable]
@@ -409,6 +466,40 @@ class Folded:
                 out[self._part[name]] += float(forward[at[u], at[v]])
         return out
 
+    def beside_at(
+        self, schedule: Schedule, choice: Choice, gathered_again: frozenset[int]
+    ) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        """Seconds of computing, and of messages beside it, of one microbatch with a choice.
+
+        Of each segment, in forward and in backward.
+
+        ``gathered_again``: factors whose weights are gathered again in backward.
+        """
+        again, tables = self._recomputed(schedule), self.tables
+        out = np.zeros((len(self.parts), 2, 2))
+        at = [int(choice[k]) for k in self.kind]
+        for variable, number in enumerate(tables.unary):
+            node, table = (
+                self.graph.by_name[tables.variables[variable]],
+                tables.unary_tables[number],
+            )
+            if table.beside is None or node.is_leaf:
+                continue
+            i = at[variable]
+            there = np.array([table.forward_compute[i], table.beside[0][i]])
+            back = np.array([table.backward[i], table.beside[1][i]])
+            out[self._part[node.name]] += [there, back + there * (node.name in again)]
+        for factor, edges in self._edges.items():
+            for number, table_number in edges:
+                u, v, _, _ = tables.edges[number]
+                beside, name = tables.edge_tables[table_number].beside, tables.variables[v]
+                if beside is None:
+                    continue
+                ahead, behind, later = (float(b[at[u], at[v]]) for b in beside)
+                back_s = behind + ahead * (name in again) + later * (factor in gathered_again)
+                out[self._part[name], :, 1] += (ahead, back_s)
+        return [((a, b), (c, d)) for ((a, b), (c, d)) in out.tolist()]
+
     def least_parts(self, recompute: str) -> tuple[float, ...]:
         """The least seconds of one microbatch in each segment, chosen for that segment alone.
 
@@ -423,9 +514,20 @@ class Folded:
                 weights = Weights(
                     forward=one, backward=one, update=none, late=none, stored=none, kept=none
                 )
-                found.append(self.elimination.least(self.sums(schedule, weights).seconds))
+                sums = [
+                    self.sums(schedule, replace(weights, beside=shares)).seconds
+                    for shares in self.extremes
+                ]
+                found.append(max(map(self.elimination.least, sums)))
             self._least[recompute] = tuple(found)
         return self._least[recompute]
+
+    @property
+    def extremes(self) -> tuple[Shares | None, ...]:
+        """What messages beside computing may count: nothing, all; not at all where none are."""
+        if not self.model.beside:
+            return (None,)
+        return tuple(((u, u),) * len(self.parts) for u in (0.0, 1.0))
 
     def least_kept(self, recompute: str) -> tuple[float, ...]:
         """The least bytes that each segment keeps for the backward of one microbatch.
@@ -486,7 +588,8 @@ class Folded:
         program = self._programs[found.key]
 
         def measured(schedule: Schedule) -> Measured:
-            full = found.key, schedule.recompute, schedule.optimizer_shards
+            how = schedule.recompute, schedule.optimizer_shards, schedule.overlapped
+            full = found.key, *how
             if full not in self._measured:
                 segments_ = measure(self.model, program, schedule)
                 self._measured[full] = segments_.with_blocks(self.blocks)

@@ -146,7 +146,7 @@ class FullSpace:
     def one(self, candidate: Arrangement, limit: int) -> Point:
         """An arrangement's fastest within so many bytes, else its leanest."""
         problems = self.problems
-        schedule = candidate.schedule(problems.style)
+        schedule = problems.schedule(candidate)
         step = Scheduled(problems.folded(candidate), schedule, limit).solve().step
         return _point(candidate, step.step_time, step.memory)
 

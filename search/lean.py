@@ -103,4 +103,4 @@ class Lean:
 
     def _scheduled(self, a: Arrangement, limit: int | None) -> Scheduled:
         problems = self.problems
-        return Scheduled(problems.folded(a), a.schedule(problems.style), limit)
+        return Scheduled(problems.folded(a), problems.schedule(a), limit)

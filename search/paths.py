@@ -257,15 +257,24 @@ class Halves:
             row.append(one)
         return tuple(reversed(row)), clash
 
-    def prices(self, code: int, sizes: Ints, parts: Parts, memo: dict[object, Floats]) -> Floats:
+    def prices(
+        self,
+        code: int,
+        sizes: Ints,
+        parts: Parts,
+        memo: dict[object, Floats],
+        beside: frozenset[int] = frozenset(),
+    ) -> tuple[Floats, Floats]:
         """Seconds of pairs with ``code``: for each the bytes of the value and its uneven sizes.
 
-        ``memo`` is of the same sizes and parts; codes share it.
+        With the part of them that is over axes of ``beside`` alone: the most of it, where several
+        ways are as cheap. ``memo`` is of the same sizes and parts; codes share it.
         """
         axes, clash = self.unpack(code)
         count, goal, moves = _moves(axes, clash)
         best: list[Floats | None] = [None] * count
-        best[0] = np.zeros(len(sizes))
+        own: list[Floats] = [np.zeros(len(sizes))] * count
+        best[0] = own[0]
         costs = [self._move(move, sizes, parts, memo) for move in moves]
         fresh = {0}
         while fresh:
@@ -277,16 +286,30 @@ class Halves:
                     continue
                 new = start if cost is None else start + cost
                 old = best[move.after]
-                if old is None:
-                    best[move.after] = new
-                elif (new < old).any():
-                    best[move.after] = np.minimum(old, new)
-                else:
+                if not beside:
+                    if old is None:
+                        best[move.after] = new
+                    elif (new < old).any():
+                        best[move.after] = np.minimum(old, new)
+                    else:
+                        continue
+                    fresh.add(move.after)
                     continue
+                mine, other = own[move.before], own[move.after]
+                if cost is not None and beside.issuperset(move.axes):
+                    mine = mine + cost
+                if old is None:
+                    best[move.after], own[move.after] = new, mine
+                else:
+                    better = (new < old) | ((new == old) & (mine > other))
+                    if not better.any():
+                        continue
+                    best[move.after] = np.minimum(old, new)
+                    own[move.after] = np.where(better, mine, other)
                 fresh.add(move.after)
         final = best[goal]
         assert final is not None
-        return final
+        return final, own[goal]
 
     def parts(self, variants: Ints) -> Parts:
         """``n`` of the source's and the target's cut on each axis."""
@@ -358,10 +381,14 @@ class PairPrices:
 
     Ask with :meth:`want` for every edge, then :meth:`price`, then read with :meth:`table`. All
     halves must be known before the first question.
+
+    Args:
+        halves: of the layouts.
+        beside: axes whose messages are told apart, see :meth:`beside`.
     """
 
-    def __init__(self, halves: Halves) -> None:
-        self.halves = halves
+    def __init__(self, halves: Halves, beside: frozenset[int] = frozenset()) -> None:
+        self.halves, self._beside = halves, beside
         every = np.arange(len(halves.layouts))
         self._codes = halves.codes(every, every)
         self._sizes: dict[int, int] = {}
@@ -381,7 +408,7 @@ class PairPrices:
         number = keys % MAX_SIZES
         sizes = np.array(list(self._sizes), dtype=np.int64)[number]
         code, variant = np.divmod(keys // MAX_SIZES, self.halves.variants)
-        seconds = np.zeros(len(keys))
+        seconds, own = np.zeros((2, len(keys)))
         starts = [*np.flatnonzero(np.diff(code, prepend=-1)).tolist(), len(code)]
         # Where all cuts are even only the size differs, and a step of one size is priced once.
         each = np.array(list(self._sizes), dtype=np.int64)
@@ -390,20 +417,29 @@ class PairPrices:
         for start, stop in pairwise(starts):
             part = slice(start, stop)
             if even is not None:
-                found = self.halves.prices(int(code[start]), each, even, memo)
-                seconds[part] = found[number[part]]
+                found = self.halves.prices(int(code[start]), each, even, memo, self._beside)
+                seconds[part], own[part] = (row[number[part]] for row in found)
             else:
                 parts = self.halves.parts(variant[part])
-                seconds[part] = self.halves.prices(int(code[start]), sizes[part], parts, {})
+                seconds[part], own[part] = self.halves.prices(
+                    int(code[start]), sizes[part], parts, {}, self._beside
+                )
         ends = np.cumsum([table.size for table in self._wanted])[:-1]
-        self._tables = [
-            part.reshape(table.shape)
-            for part, table in zip(np.split(seconds[rows.ravel()], ends), self._wanted, strict=True)
-        ]
+        self._tables, self._own = (
+            [
+                part.reshape(table.shape)
+                for part, table in zip(np.split(row[rows.ravel()], ends), self._wanted, strict=True)
+            ]
+            for row in (seconds, own if self._beside else seconds)
+        )
 
     def table(self, ticket: int) -> Floats:
         """Seconds from each source (rows) to each target (columns)."""
         return self._tables[ticket]
+
+    def beside(self, ticket: int) -> Floats:
+        """The part of :meth:`table` that is messages over axes of ``beside`` alone."""
+        return self._own[ticket]
 
 
 MAX_SIZES = 1 << 14

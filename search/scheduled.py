@@ -6,7 +6,7 @@ exactly. Memory enters by a multiplier, as in :mod:`autoshard.search.problem`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -19,7 +19,7 @@ from autoshard.search.chords import between
 from autoshard.search.critical import critical
 from autoshard.search.feasible import SURE
 from autoshard.search.filling import combined, filled
-from autoshard.search.folded import Folded, listed_twice
+from autoshard.search.folded import Folded, Shares, listed_twice
 from autoshard.search.preference import preference
 from autoshard.search.problem import LEANEST
 from autoshard.search.stalls import Stall, Stalls
@@ -40,6 +40,9 @@ CHAINS = 3
 
 CLOSE = 1e-4
 """Share of a step below which another way is not worth a solve."""
+
+LEANINGS = 5
+"""Most shares of messages beside computing that are tried."""
 
 CHORDS = 16
 """Most prices of memory that are tried."""
@@ -86,12 +89,14 @@ class Scheduled:
         self._price = 0.0
         self.has_late = any(t.deferred is not None for t in folded.tables.edge_tables)
         self._seen: list[Tied] = []
-        self._sums: dict[tuple[float, bool, Way, int], Sums] = {}
+        self.extremes = [s and s * len(self._kinds) for s in folded.extremes]
+        self.beside = self.extremes[0]
+        self._sums: dict[tuple[float, bool, Way, int, Shares | None], Sums] = {}
         self._steps: dict[tuple[bytes, frozenset[int]], Step] = {}
 
     def sums(self, exposed: float, *, floor: bool = False) -> Sums:
         """The tables at one share of late gradients."""
-        key = exposed, floor, self.way, self.memory_rank
+        key = exposed, floor, self.way, self.memory_rank, self.beside
         if key not in self._sums:
             if 0.0 < exposed < 1.0:
                 none, all_ = (self.sums(e, floor=floor) for e in (0.0, 1.0))
@@ -104,6 +109,7 @@ class Scheduled:
                 memory_rank=self.memory_rank,
                 exposed=exposed,
                 floor=floor,
+                beside=self.beside,
             )
             each = (found,) if len(self._kinds) == 1 else found.halves()
             sums = [self.folded.sums(s, w) for s, w in zip(self._kinds, each, strict=True)]
@@ -124,7 +130,22 @@ class Scheduled:
             if fastest.num_bytes > self._room(0.0):
                 leanest = self.folded.minimum(sums, LEANEST)[1]
                 _, self._price = self._chords(sums, fastest, leanest, self._room(0.0))
-        return self._highest()[0]
+        if self.beside is None:
+            return self._highest()[0]
+        found = []
+        for shares in (*self.extremes, self._leaning(fastest)):
+            self.beside = shares
+            found.append(self._highest()[0])
+        self.beside = self.extremes[0]
+        return max(found)
+
+    def _leaning(self, tied: Tied) -> Shares:
+        """Where messages beside computing take longer than it does, with a choice."""
+        return tuple(
+            (float(a < b), float(c < d))
+            for schedule in self._kinds
+            for (a, b), (c, d) in self.folded.beside_at(schedule, tied.choice, tied.again)
+        )
 
     @property
     def _ends(self) -> tuple[int, ...]:
@@ -147,6 +168,34 @@ class Scheduled:
 
     def solve(self) -> Found:
         """The fastest that fits; where none does, the leanest."""
+        if self.beside is None:
+            return self._chained()
+        tried: dict[Shares, Found] = {}
+        todo = [shares for shares in self.extremes if shares is not None]
+        while todo and len(tried) < LEANINGS:
+            self.beside = todo.pop(0)
+            tried[self.beside] = self._chained()
+            best, bound = min(tried.values(), key=_rank), max(f.bound for f in tried.values())
+            if not todo and best.fits and bound < best.step.step_time.total_s * (1 - CLOSE):
+                todo = [s for s in self._between(tried) if s not in tried][:1]
+        seconds = best.step.step_time.total_s
+        return Found(best.tied, best.step, min(bound, seconds) if best.fits else bound)
+
+    def _between(self, tried: Mapping[Shares, Found]) -> list[Shares]:
+        """What messages beside computing may count next, the likeliest to help first.
+
+        As the best choice has it; and half of what two that were tried have.
+        """
+        ranked = sorted(tried, key=lambda shares: -tried[shares].bound)
+        best = min(tried.values(), key=_rank)
+        halves = tuple(
+            tuple((a + b) / 2 for a, b in zip(one, two, strict=True))
+            for one, two in zip(*ranked[:2], strict=True)
+        )
+        return [self._leaning(best.tied), halves]
+
+    def _chained(self) -> Found:
+        """The best at one share of messages beside computing."""
         found = self._solve()
         for _ in range(CHAINS):
             # What these strategies wait for is the better sum, and the closer bound.

@@ -27,7 +27,7 @@ from autoshard.cluster import Cluster
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
 from autoshard.kernels import Style
-from autoshard.plan import Alternative, Memory, StepTime
+from autoshard.plan import Alternative, Memory, Schedule, StepTime
 from autoshard.search.cost import CostModel
 from autoshard.search.feasible import SURE
 from autoshard.search.floors import Floors
@@ -152,6 +152,7 @@ class Problems:
         style: how operators between products are run.
         pins: how parameters are stored, as ``search.pins.resolve`` has it; None: as is fastest.
         uses: what each axis of a stage is used for.
+        overlapped: axes whose messages run beside computing, see ``Schedule.overlapped``.
     """
 
     def __init__(
@@ -164,9 +165,11 @@ class Problems:
         style: Style = "eager",
         pins: Mapping[str, PartitionSpec] | None = None,
         uses: Mapping[str, AxisUse] = USES,
+        overlapped: tuple[str, ...] = (),
     ) -> None:
         self.graphs, self.blocks, self.cluster = graphs, blocks, cluster
         self.optimizer, self.style, self.pins, self.uses = optimizer, style, pins or {}, uses
+        self.overlapped = overlapped
         self.limit = cluster.device.memory_bytes if limit is None else limit
         self._prepared: dict[int, Prepared] = {}
         self._folded: dict[Mesh, Folded] = {}
@@ -188,10 +191,12 @@ class Problems:
         Style,
         Mapping[str, PartitionSpec],
         Mapping[str, AxisUse],
+        tuple[str, ...],
     ]:
         """What it was made of."""
         model = self.graphs, self.blocks, self.cluster
-        return *model, self.optimizer, self.limit, self.style, self.pins, self.uses
+        how = self.style, self.pins, self.uses, self.overlapped
+        return *model, self.optimizer, self.limit, *how
 
     def __reduce__(self) -> tuple[object, ...]:
         """Without tables: they are built where they are needed."""
@@ -204,8 +209,17 @@ class Problems:
 
     def under(self, limit: int) -> Problems:
         """The same problems under another limit; tables are shared."""
-        graphs, blocks, cluster, optimizer, _, style, pins, uses = self.asked
-        other = Problems(graphs, blocks, cluster, optimizer, limit, style, pins, uses)
+        other = Problems(
+            self.graphs,
+            self.blocks,
+            self.cluster,
+            self.optimizer,
+            limit,
+            self.style,
+            self.pins,
+            self.uses,
+            self.overlapped,
+        )
         other._prepared, other._folded = self._prepared, self._folded
         other._leasts = self._leasts
         return other
@@ -220,6 +234,7 @@ class Problems:
             optimizer_of(self.optimizer),
             SURE * self.limit,
             self.style,
+            self.overlapped,
         )
 
     @property
@@ -318,6 +333,7 @@ class Problems:
                 prepared.rules,
                 optimizer_of(self.optimizer),
                 style=self.style,
+                beside=frozenset(i for i, n in enumerate(names) if n in self.overlapped),
             )
             candidates = prepared.candidates(
                 sizes,
@@ -330,8 +346,15 @@ class Problems:
     def scheduled(self, a: Arrangement) -> Scheduled:
         """An arrangement's problem."""
         if a not in self._scheduled:
-            self._scheduled[a] = Scheduled(self.folded(a), a.schedule(self.style), self.limit)
+            self._scheduled[a] = Scheduled(self.folded(a), self.schedule(a), self.limit)
         return self._scheduled[a]
+
+    def schedule(self, a: Arrangement) -> Schedule:
+        """How a step of an arrangement is run."""
+        schedule = a.schedule(self.style)
+        if not self.overlapped:
+            return schedule
+        return schedule.model_copy(update={"overlapped": self.overlapped})
 
     def bound(self, a: Arrangement) -> float:
         """The last bound: the least sum of the tables within the memory."""
@@ -628,6 +651,7 @@ def _study_name(space: Sequence[Arrangement], problems: Problems) -> str:
     if not space:
         raise RequestError("the space has no arrangement")
     asked = [*(a.label for a in space), problems.optimizer, problems.limit, problems.style]
+    asked += problems.overlapped
     asked += [graph.fingerprint, problems.blocks, json.dumps(problems.cluster.to_json())]
     asked += [f"{name} {spec}" for name, spec in sorted(problems.pins.items())]
     digest = sha256(json.dumps(asked).encode()).hexdigest()[:12]

@@ -133,7 +133,7 @@ def _kinds(best: Arrangement) -> Iterator[tuple[str, Callable[[Arrangement], boo
 
 def _figures(result: Result, problems: Problems) -> Figures:
     step, folded, a = result.found.step, result.folded, result.arrangement
-    schedule = a.schedule(problems.style)
+    schedule = problems.schedule(a)
     program, _ = folded.measured(result.found.tied, schedule)
     return Figures(
         label=a.label,

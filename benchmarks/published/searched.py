@@ -1,13 +1,10 @@
 """A case of published runs beside the plan that the search of the whole space finds for it.
 
-The publisher's configurations are priced as ``benchmarks.published_runs`` prices them. The search
-knows neither messages beside computing (``overlapped``) nor products in other dtypes; both belong
-to the publisher's software. So every arrangement that it solves is priced again as run by that
-software, and the fastest is compared. Where products run in another dtype, the search sees a device
-whose products of the model's own dtype are as fast. Where messages run beside computing and the
-plan is slower, more is solved and priced in the same way: everything that cuts along ``data`` alone
-where those messages are hidden, and what a second search solves that sees links :data:`FASTER`
-times as fast and cuts samples along axes alone whose messages are hidden.
+The publisher's configurations are priced as ``benchmarks.published_runs`` prices them. Messages
+beside computing (``overlapped``) and products in other dtypes belong to the publisher's software.
+The search sees the first; where products run in another dtype, it sees a device whose products of
+the model's own dtype are as fast, and every arrangement that it solves is priced again with those
+of the schedule: the fastest is compared.
 
 Memory is the device's. A publisher's configuration may be predicted to need more (it ran): where
 the plan within the device's memory is slower then, another is found within as much as theirs needs.
@@ -26,6 +23,7 @@ from autoshard.plan import Memory, Schedule, StepTime
 from autoshard.planner.family import Family
 from autoshard.planner.plan import Plan
 from autoshard.search.cost import CostModel
+from autoshard.search.ends import ends_of
 from autoshard.search.roofline import PRODUCT_DTYPES
 from autoshard.search.space import Arrangement, arrangements
 from autoshard.search.step import Step, price_step
@@ -38,9 +36,6 @@ from benchmarks.published.rows import Request, request
 
 OPTIMIZER = "adamw"
 """What ``autoshard.estimate`` prices rows with."""
-
-FASTER = 4.0
-"""How much faster links are in the second search."""
 
 SAME = 1e-9
 """Share of a step below which two are as fast."""
@@ -56,8 +51,7 @@ class Configured:
         parts: of them: computing, optimizer, exposed messages, and waiting for other stages.
         memory_bytes: of the fullest device.
         parameters_bytes: of them, parameters.
-        plain_seconds: the same with no messages beside computing (of a plan: the fastest that
-            was solved); None: there were none.
+        plain_seconds: the same with no messages beside computing; None: there were none.
     """
 
     label: str
@@ -155,12 +149,12 @@ def _compared(case: Case, known: Known, ids: tuple[str, ...]) -> Compared:
     theirs = _theirs(row, asked, plan, known)
     search = _Search(row, asked, schedule, known)
     limit, within_s = asked.cluster.device.memory_bytes, None
-    ours = search.plan(limit, theirs.seconds)
+    ours = search.plan(limit)
     raised = plan.memory.total_bytes > limit and (ours is None or ours.seconds > theirs.seconds)
     if raised:
         within_s = None if ours is None else ours.seconds
         limit = plan.memory.total_bytes
-        ours = search.plan(limit, theirs.seconds)
+        ours = search.plan(limit)
     found = Compared(
         case=case.name,
         ids=ids,
@@ -251,53 +245,32 @@ class _Search:
             self.family.blocks,
             tokens=self.family.tokens,
             experts=self.family.experts,
+            recompute=self.family.recomputation,
+            ends=ends_of(graph(first), self.seen, schedule.style, self.family.recomputation),
         )
 
-    def plan(self, limit: int, rival_s: float) -> Configured | None:
-        """The fastest that fits; a second search is run where ``rival_s`` is faster."""
-        problems = self._problems(self.seen, limit)
-        pool = self._searched(self.space, problems)
-        best = _fastest(pool)
-        overlapped = self.schedule.overlapped
-        if overlapped and (best is None or best.seconds > rival_s):
-            if "data" in overlapped:
-                alone = [a for a in self.space if a.data == self.cluster.devices]
-                pool += [self.price(problems, a) for a in alone if problems.floors.room(a) >= 0]
-            if {"context", "model"} & set(overlapped):
-                hidden = [a for a in self.space if self._hides(a)]
-                pool += self._searched(hidden, self._problems(self._faster, limit))
-            best = _fastest(pool)
-        if best is None or not overlapped:
-            return best
-        return replace(best, plain_seconds=min(c.plain_seconds for c in pool if c))
-
-    @property
-    def _faster(self) -> Cluster:
-        tiers = [replace(t, bytes_per_second=FASTER * t.bytes_per_second) for t in self.seen.tiers]
-        return replace(self.seen, tiers=tuple(tiers))
-
-    def _hides(self, a: Arrangement) -> bool:
-        """Whether messages of what shares a sample run beside computing."""
-        cut = {"context": a.context, "model": a.model}
-        return all(size == 1 or name in self.schedule.overlapped for name, size in cut.items())
-
-    def _searched(
-        self, space: Sequence[Arrangement], problems: Problems
-    ) -> list[Configured | None]:
-        """What a search solves, as the publisher's software runs it."""
+    def plan(self, limit: int) -> Configured | None:
+        """The fastest that fits."""
+        problems = self._problems(limit)
         solved: list[Arrangement] = []
-        result = search_whole(space, problems, progress=lambda _, a, __: solved.append(a))
-        if space is self.space:
-            self.solved, self.gap = len(solved), result.certificate.gap
-        return [self.price(problems, a) for a in solved]
+        result = search_whole(self.space, problems, progress=lambda _, a, __: solved.append(a))
+        self.solved, self.gap = len(solved), result.certificate.gap
+        return _fastest([self.price(problems, a) for a in solved])
 
-    def _problems(self, cluster: Cluster, limit: int) -> Problems:
+    def _problems(self, limit: int) -> Problems:
         few, blocks = self.family.few, self.family.blocks
-        return Problems(few, blocks, cluster, OPTIMIZER, limit, self.schedule.style)
+        style, overlapped = self.schedule.style, self.schedule.overlapped
+        return Problems(
+            few, blocks, self.seen, OPTIMIZER, limit, style=style, overlapped=overlapped
+        )
 
     def price(self, problems: Problems, a: Arrangement) -> Configured | None:
         """An arrangement's strategies, as the publisher's software runs them; None: too large."""
         folded, found = problems.folded(a), problems.solve(a)
+        if self.schedule.products == "native" and not self.schedule.overlapped:
+            step_ = found.step  # run as the search sees it
+            fits = step_.memory.fits
+            return _configured(a.label, step_.step_time, step_.memory, None) if fits else None
         program = folded.program(found.tied)
         stage = self.cluster.with_devices(self.cluster.devices // a.pipeline)
         model = CostModel.of(program, stage, OPTIMIZER, self.schedule.style)
@@ -330,9 +303,7 @@ class _Search:
         if near and all(a.micro_batch != theirs.micro_batch for a in near):
             out.append(f"microbatches of {theirs.micro_batch}")
         some = schedule.recomputed_blocks is not None
-        if schedule.recompute == "selective":
-            out.append("recomputation of attention scores alone")
-        elif schedule.recompute != "none" and some:
+        if schedule.recompute != "none" and some:
             out.append("recomputation of some blocks")
         if not out and not self._same(theirs):
             out.append("another use of the axes")
@@ -340,7 +311,7 @@ class _Search:
 
     def at_theirs(self, row: Row, plan: Plan, limit: int) -> float | None:
         """Seconds of the publisher's arrangement with strategies of our own; None: none fit."""
-        problems = self._problems(self.seen, limit)
+        problems = self._problems(limit)
         problems.prepare(self.space)
         near = self._same(_arrangement(row, plan.schedule))
         prices = [self.price(problems, a) for a in near if problems.floors.room(a) >= 0]
