@@ -77,7 +77,8 @@ class Schedule(Document):
         virtual_stages: chunks of the model on each stage.
         order: of the pipeline's tasks, see ``autoshard.search.pipeline``.
         recompute: what backward computes again of each repeated block: nothing, attention scores,
-            what it needs (torch's checkpoint), or everything (a reentrant one).
+            norms, activations and what else is cheap, what it needs (torch's checkpoint), or
+            everything (a reentrant one).
         style: how operators between products are run.
         optimizer_shards: devices that share the optimizer's work and state (ZeRO 1); 1: none.
         overlapped: axes whose messages run beside the computing of the same block: prefetched
@@ -96,7 +97,7 @@ class Schedule(Document):
     stages: int = Field(1, ge=1)
     virtual_stages: int = Field(1, ge=1)
     order: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
-    recompute: Literal["none", "selective", "full", "reentrant"] = "none"
+    recompute: Literal["none", "selective", "pointwise", "full", "reentrant"] = "none"
     style: Literal["eager", "autocast", "fused"] = "eager"
     optimizer_shards: int = Field(1, ge=1)
     overlapped: tuple[str, ...] = ()

@@ -142,6 +142,7 @@ def weights(
         kept=tuple(kept),
         sends=float(way.sends),
         temporary=1.0,
+        working=1.0,
         floor=floor,
         beside=beside,
     )

@@ -269,7 +269,7 @@ class Work:
                         state = optimizer.state_bytes(elements, node.dtype, node.itemsize)
                         own += node.num_bytes + (node.num_bytes + state) * node.differentiable
                 stored.append(own)
-                partly = not again or schedule.recompute == PARTLY
+                partly = not again or schedule.recompute in PARTLY
                 kept.append(self._held(nodes, again, s.is_block) if partly else float(crossing))
             self._sizes[key] = np.array(stored), np.array(kept)
         return self._sizes[key]

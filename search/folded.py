@@ -25,6 +25,7 @@ from autoshard.plan import Schedule
 from autoshard.program import DEFAULT_BUCKET_BYTES, Program, shared_by
 from autoshard.search.cost import (
     CostModel,
+    Kept,
     build_tables,
     kept_bytes,
     stored_bytes,
@@ -66,6 +67,7 @@ class Weights:
         kept: what is kept for the backward of one microbatch.
         sends: messages from stage to stage.
         temporary: what there is for a while beside all that is kept.
+        working: what comes back of one block while it is computed again.
         floor: whether late gradients count with the least they can take, and less what hides them
             (computing, and messages where some use no tier that others use): then the sum is a
             bound.
@@ -81,13 +83,15 @@ class Weights:
     kept: tuple[float, ...]
     sends: float = 0.0
     temporary: float = 0.0
+    working: float = 0.0
     floor: bool = False
     beside: Shares | None = None
 
     def halves(self) -> tuple[Weights, Weights]:
         """Of segments that are listed twice, the first of each and the second.
 
-        Messages, and what there is for a while, count with the first.
+        Messages, and what there is for a while, count with the first; what is computed again is
+        of the second.
         """
         n = len(self.forward) // 2
         rows = ("forward", "backward", "update", "late", "stored", "kept")
@@ -96,7 +100,10 @@ class Weights:
             | {"beside": self.beside and self.beside[half]}
             for half in (slice(n), slice(n, None))
         )
-        return replace(self, **first), replace(self, **second, sends=0.0, temporary=0.0)
+        return (
+            replace(self, **first, working=0.0),
+            replace(self, **second, sends=0.0, temporary=0.0),
+        )
 
     @property
     def counts(self) -> tuple[bool, ...]:
@@ -143,7 +150,10 @@ class Folded:
         self._programs: dict[object, Program] = {}
         self._measured: dict[object, Measured] = {}
         self._again: dict[str, frozenset[str]] = {}
-        self._without: dict[bool, frozenset[str]] = {}
+        self._read: dict[tuple[str, bool], list[tuple[int, int, Array]]] = {}
+        self._copies: dict[str, dict[int, Array]] = {}
+        self._work: dict[str, Array] = {}
+        self._without: dict[str, frozenset[str]] = {}
         self._kept: dict[object, Array] = {}
         self._least: dict[str, tuple[float, ...]] = {}
         self._lean: dict[str, tuple[float, ...]] = {}
@@ -234,6 +244,7 @@ class Folded:
                         seconds[kind] -= c * table.forward_compute + b * table.beside[0]
                 if weights.kept[part] and not (whole and self.is_block[part]):
                     num_bytes[kind] += weights.kept[part] * self._keeps(node, number, again, gone)
+        copied = self._copied(schedule)
         gathered: dict[int, Array] = {}
         gather_again: dict[int, Array] = {}
         for factor, edges in self._edges.items():
@@ -276,6 +287,8 @@ class Folded:
                 stays = not gone or base(self.graph, producer) not in gone
                 if keeps and stays and table_.kept is not None:
                     num_bytes[factor] += weights.kept[part] * self._flat(factor, table_.kept)
+                if keeps and number in copied:
+                    num_bytes[factor] += weights.kept[part] * self._flat(factor, copied[number])
                 if not keeps or table_.gathered is None or table_.again is None:
                     continue
                 for held, values, weight in (
@@ -287,8 +300,10 @@ class Folded:
                         added = added - freed * self._flat(factor, table_.beside[2])
                     held[factor] = held[factor] + added if factor in held else added
         self._crossing(schedule, weights, whole, seconds, num_bytes)
-        if schedule.recompute == PARTLY:
-            self._reads(again, weights, num_bytes)
+        if schedule.recompute in PARTLY:
+            self._reads(schedule, weights, num_bytes)
+        if weights.working and again:
+            flat_bytes += weights.working * self._working(schedule.recompute)
         return Sums(self.scopes, places, flat_seconds, flat_bytes, gathered, gather_again)
 
     def _less(self, weights: Weights) -> list[tuple[tuple[float, float], ...]] | None:
@@ -387,9 +402,9 @@ class Folded:
 
     def _gone(self, schedule: Schedule) -> frozenset[str]:
         """Values of blocks that nobody keeps, whoever lists them."""
-        key = schedule.recompute == PARTLY
+        key = schedule.recompute if schedule.recompute in PARTLY else "none"
         if key not in self._without:
-            found = self._recomputed(schedule) if key else frozenset()
+            found = self._recomputed(schedule) if key in PARTLY else frozenset()
             for s in self.parts:
                 if s.is_block:
                     nodes = self.graph.nodes[s.start : s.end]
@@ -397,15 +412,84 @@ class Folded:
             self._without[key] = found
         return self._without[key]
 
-    def _reads(self, again: frozenset[str], weights: Weights, num_bytes: list[Array]) -> None:
+    def _reads(self, schedule: Schedule, weights: Weights, num_bytes: list[Array]) -> None:
         """Bytes that are kept because what is computed again reads them."""
-        for part, s in enumerate(self.parts):
-            if not weights.kept[part] or not s.is_block:
-                continue
-            for name in read_again(self.graph, self.graph.nodes[s.start : s.end], again):
-                node, kind = self.graph.by_name[name], self.kind[self.tables.place[name]]
-                sizes = [stored_bytes(self.model, node, s.result) for s in self.lists[kind]]
-                num_bytes[kind] += weights.kept[part] * np.array(sizes)
+        for part, kind, sizes in self._read_again(schedule):
+            num_bytes[kind] += weights.kept[part] * sizes
+
+    def _read_again(
+        self, schedule: Schedule, *, news: bool = False
+    ) -> list[tuple[int, int, Array]]:
+        """(segment, kind of node, bytes of each strategy) of values that are read again.
+
+        ``news``: of those alone that nobody keeps where nothing is computed again.
+        """
+        key = schedule.recompute, news
+        if key not in self._read:
+            again, found = self._recomputed(schedule), []
+            for part, s in enumerate(self.parts):
+                nodes = self.graph.nodes[s.start : s.end]
+                names = read_again(self.graph, nodes, again) if s.is_block else ()
+                if news:
+                    all_ = {
+                        base(self.graph, v) for n in nodes if n.differentiable for v in listed(n)
+                    }
+                    names = tuple(n for n in names if base(self.graph, n) not in all_)
+                for name in names:
+                    node, kind = self.graph.by_name[name], self.kind[self.tables.place[name]]
+                    sizes = [stored_bytes(self.model, node, s.result) for s in self.lists[kind]]
+                    found.append((part, kind, np.array(sizes, dtype=np.float64)))
+            self._read[key] = found
+        return self._read[key]
+
+    def _working(self, kind: str) -> Array:
+        """Bytes of one block that come back while it is computed again, by entries of all factors.
+
+        All that it keeps otherwise; where a part is computed again, what it keeps more then.
+        """
+        if kind not in self._work:
+            none = (0.0,) * len(self.parts)
+            blocks = [i for i, is_block in enumerate(self.is_block) if is_block]
+            at = blocks[min(1, len(blocks) - 1)]
+            one = tuple(float(i == at) for i in range(len(self.parts)))
+            held = Weights(
+                forward=none, backward=none, update=none, late=none, stored=none, kept=one
+            )
+            found = self.sums(Schedule(), held).flat_bytes
+            if kind in PARTLY:
+                schedule = Schedule(recompute=kind)
+                found = found - self.sums(schedule, held).flat_bytes
+                sizes_of = self.places.split(found)
+                for part, number, sizes in self._read_again(schedule, news=True):
+                    if part == at:
+                        sizes_of[number] += sizes
+            self._work[kind] = found
+        return self._work[kind]
+
+    def _copied(self, schedule: Schedule) -> dict[int, Array]:
+        """By edge: bytes of what an operator keeps of a value that is computed again.
+
+        Where messages bring it, that is a copy, which is not computed again with the value.
+        """
+        key = schedule.recompute
+        if key not in PARTLY:
+            return {}
+        if key not in self._copies:
+            again, found = self._recomputed(schedule), {}
+            uses = Kept.of(self.graph, self._weights)
+            names = self.tables.variables
+            for number, (u, v, index, table) in enumerate(self.tables.edges):
+                kept = (names[v], index) in uses.listed | uses.unlisted
+                if not kept or names[v] in again or base(self.graph, names[u]) not in again:
+                    continue
+                edge, producer = self.tables.edge_tables[table], self.graph.by_name[names[u]]
+                rows = self.lists[self.kind[v]]
+                sent = edge.seconds if edge.forward is None else edge.forward
+                sizes = [stored_bytes(self.model, producer, s.operands[index]) for s in rows]
+                moved = np.isfinite(sent) & (sent > 0)
+                found[number] = np.where(moved, np.array(sizes, dtype=np.float64), 0.0)
+            self._copies[key] = found
+        return self._copies[key]
 
     def _crossing(
         self,

@@ -13,8 +13,12 @@ from autoshard.kernels import Style
 from autoshard.program import ALIASES
 from autoshard.search.work import ATTENTION, NORMS, PRODUCTS
 
-PARTLY = "selective"
-"""The recomputation that leaves some of a block kept."""
+PARTLY = ("selective", "pointwise")
+"""Kinds of recomputation that leave some of a block kept."""
+
+LIGHT = 256.0
+"""FLOPs a byte of its result that a cheap operator takes at most: a product over 256 channels of 16
+bits takes as many (so scores of heads are cheap), norms and activations a few."""
 
 
 def base(graph: ModelGraph, name: str) -> str:
@@ -33,11 +37,45 @@ def listed(node: Node) -> list[str]:
     ]
 
 
+def cheap(nodes: Sequence[Node]) -> frozenset[str]:
+    """Operators of a block that take few FLOPs for each byte they make, where that saves memory.
+
+    Those alone whose operands are there: they enter the block, are kept for others anyway, or are
+    computed again themselves.
+    """
+    by_name = {n.name: n for n in nodes}
+    start: dict[str, str] = {}
+    for node in nodes:
+        view = node.op in ALIASES and node.operands[0] in start
+        start[node.name] = start[node.operands[0]] if view else node.name
+    operators = [n for n in nodes if not n.is_leaf]
+    wanted = {v for n in operators if n.differentiable for v in listed(n)}
+    saved = {start.get(v, v) for v in wanted}
+    there: set[str] = set()
+    made: set[str] = set()
+    for node in operators:
+        operands = {o for o in node.operands if o in by_name and not by_name[o].is_leaf}
+        if node.flops_forward <= LIGHT * node.num_bytes and operands <= there | made:
+            made.add(node.name)
+        elif node.name in saved:
+            there.add(node.name)
+    wanted |= {n.name for n in operators if n.differentiable and n.saved_extra_bytes}
+    again: set[str] = set()
+    for node in reversed(operators):
+        if node.name in made and node.name in wanted:
+            again.add(node.name)
+            wanted.update(node.operands)
+    return frozenset(again)
+
+
 def read_again(graph: ModelGraph, nodes: Sequence[Node], again: frozenset[str]) -> tuple[str, ...]:
-    """Values of a block that what is computed again reads, and that no other operator lists."""
+    """Values that a block computes again from, and that no other operator of it lists.
+
+    Made in it, or by the block before; what stands before all blocks is left out, as they share it.
+    """
     made = [n for n in nodes if not n.is_leaf and n.name not in again]
     others = {base(graph, v) for n in made if n.differentiable for v in listed(n)}
-    names = {n.name for n in made}
+    names = {n.name for n in made} | _before(graph, nodes)
     out: dict[str, str] = {}
     for node in nodes:
         for operand in node.operands if node.name in again else ():
@@ -45,6 +83,18 @@ def read_again(graph: ModelGraph, nodes: Sequence[Node], again: frozenset[str]) 
             if operand in names and start not in others:
                 out.setdefault(start, operand)
     return tuple(out.values())
+
+
+def _before(graph: ModelGraph, nodes: Sequence[Node]) -> set[str]:
+    """Operators of all blocks but this one."""
+    inside = {n.name for n in nodes}
+    return {
+        n.name
+        for repeat in graph.repeats
+        for start in repeat.starts
+        for n in graph.nodes[start : start + repeat.length]
+        if not n.is_leaf and n.name not in inside
+    }
 
 
 def in_kernels(graph: ModelGraph, nodes: Sequence[Node], style: Style) -> frozenset[str]:

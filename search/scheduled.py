@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 
 import numpy as np
 
 from autoshard.plan import Schedule
-from autoshard.search.bounds import Way, rows_of, ways, weights
+from autoshard.search.bounds import Way, rows_of, runs_of, ways, weights
 from autoshard.search.chords import between
 from autoshard.search.critical import critical
 from autoshard.search.feasible import SURE
@@ -147,10 +147,19 @@ class Scheduled:
             for (a, b), (c, d) in self.folded.beside_at(schedule, tied.choice, tied.again)
         )
 
-    @property
+    @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """The first stage and the last one."""
-        return (0, self.schedule.stages - 1) if self.schedule.stages > 1 else (0,)
+        """Stages that may be the fullest: the first, the last, and one with more blocks than these.
+
+        Of those that have the most blocks the first one, which keeps the most microbatches.
+        """
+        p = self.schedule.stages
+        runs = runs_of([self.is_block[i] for i in self.stands_for], self.schedule)
+        blocks = [0] * p
+        for chunk, run in enumerate(runs):
+            blocks[chunk % p] += sum(self.is_block[self.stands_for[i]] for i in run)
+        most = max(range(p), key=lambda rank: (blocks[rank], -rank))
+        return tuple(sorted({0, p - 1} | ({most} if blocks[most] > blocks[0] else set())))
 
     def _bytes_at(self, rank: int, tied: Tied) -> float:
         """Bytes of a choice on one stage."""

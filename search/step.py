@@ -27,7 +27,7 @@ from autoshard.plan import Categories, CollectiveGroup, Memory, Schedule, StepTi
 from autoshard.program import ALIASES, Edge, Program, shared_by
 from autoshard.search.apart import halves, of_weights
 from autoshard.search.cost import CostModel, Work
-from autoshard.search.kept import PARTLY, in_kernels, users_of
+from autoshard.search.kept import PARTLY, cheap, in_kernels, users_of
 from autoshard.search.pipeline import Action, Chunk, Placed, duration, simulate
 from autoshard.search.price import _Pricer
 from autoshard.search.stages import chunk_bounds, divides, held_microbatches
@@ -70,7 +70,8 @@ def recomputed(nodes: tuple[Node, ...], schedule: Schedule) -> frozenset[str]:
     """Operators of a block that backward computes again.
 
     ``full``: those that lead to what backward reads, as torch's checkpoint stops there;
-    ``reentrant``: all; ``selective``: those that make or read attention scores.
+    ``reentrant``: all; ``selective``: those that make or read attention scores; ``pointwise``:
+    norms, activations and what else is cheap, see :func:`autoshard.search.kept.cheap`.
     """
     kind = schedule.recompute
     if kind == "none":
@@ -81,6 +82,8 @@ def recomputed(nodes: tuple[Node, ...], schedule: Schedule) -> frozenset[str]:
     if kind == "selective":
         scores = {n.name for n in operators if _is_scores(n)}
         return frozenset(scores)
+    if kind == "pointwise":
+        return cheap(nodes)
     by_name = {n.name: n for n in nodes}
     wanted = set()
     for node in operators:
@@ -409,7 +412,7 @@ class _Walk(_Pricer):
         for part, again in zip(self.parts, self.again, strict=True):
             if not again:
                 continue
-            if self.schedule.recompute == PARTLY:
+            if self.schedule.recompute in PARTLY:
                 own = {s for name in again for s in walk.saves.get(name, ())}
                 gone = {s for s in walk.kept if made.get(s) in again or (s in own - made.keys())}
                 reads = {walk.storage_of(o) for n in again for o in self.graph.by_name[n].operands}

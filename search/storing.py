@@ -122,7 +122,7 @@ class Storing:
             for row, s in zip(rows, self.parts, strict=True):
                 nodes = self.graph.nodes[s.start : s.end]
                 # Where a part of a block is computed again, the rest reads its weights as ever.
-                whole = s.is_block and kind != PARTLY
+                whole = s.is_block and kind not in PARTLY
                 again = recomputed(nodes, schedule) if whole else frozenset()
                 for node in nodes:
                     if node.op == "parameter" and node.differentiable:

@@ -58,6 +58,7 @@ class Recompute(StrEnum):
 
     none = "none"
     selective = "selective"
+    pointwise = "pointwise"
     full = "full"
     reentrant = "reentrant"
 
@@ -267,7 +268,8 @@ def plan(
             "--recompute",
             metavar="KIND",
             help="Recomputation in the full space: none, selective (attention scores, where "
-            "they are tensors) or full; what is fastest if left out.",
+            "they are tensors), pointwise (norms, activations and what else is cheap) or full; "
+            "may be repeated; what is fastest if left out, of all but pointwise.",
         ),
     ] = None,
     keep: Annotated[

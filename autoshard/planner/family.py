@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -11,8 +11,9 @@ from typing import Any
 
 from autoshard.candidates import EXPERTS
 from autoshard.errors import InputError, RequestError
-from autoshard.graph import Mode, ModelGraph
+from autoshard.graph import Mode, ModelGraph, Node
 from autoshard.plan import Schedule
+from autoshard.program import ALIASES
 from autoshard.search.step import recomputed, segments
 from autoshard.search.work import PRODUCTS
 from autoshard.stretch import FEW, Growth, can_stretch, stretch
@@ -56,13 +57,17 @@ class Family:
     @cached_property
     def recomputation(self) -> tuple[str, ...]:
         """Kinds that differ, the least first: attention scores alone where blocks make them."""
-        graph, schedule = self.growth.one, Schedule(recompute="selective")
+        scores = any(n.family in PRODUCTS for n in self._again("selective"))
+        cheap = any(n.op not in ALIASES for n in self._again("pointwise"))
+        return ("none", *["selective"] * scores, *["pointwise"] * cheap, "full")
+
+    def _again(self, kind: str) -> Iterator[Node]:
+        """Operators of blocks that a kind of recomputation computes again."""
+        graph, schedule = self.growth.one, Schedule(recompute=kind)
         for run in segments(graph):
             nodes = graph.nodes[run.start : run.end]
             again = recomputed(nodes, schedule) if run.is_block else frozenset()
-            if any(n.family in PRODUCTS for n in nodes if n.name in again):
-                return ("none", "selective", "full")
-        return ("none", "full")
+            yield from (n for n in nodes if n.name in again)
 
     def few(self, batch: int) -> ModelGraph:
         """The graph of a few blocks."""

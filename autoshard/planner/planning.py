@@ -120,8 +120,9 @@ def optimize(
         axes: ranges of sizes, in the full space: ``["model<=8", "pipeline=4"]``; also of
             ``micro-batch`` and ``virtual-stages``.
         within: tiers that axes must not leave, in the full space: ``["model=node"]``.
-        recompute: ``none``, ``selective`` (attention scores, where they are tensors) or ``full``,
-            or several, in the full space; None: what is fastest.
+        recompute: ``none``, ``selective`` (attention scores, where they are tensors),
+            ``pointwise`` (norms, activations and what else is cheap) or ``full``, or several, in
+            the full space; None: what is fastest of all but ``pointwise``.
         keep: a configuration of Megatron-LM (flags, or ``.yaml``) or torchtitan (``.toml``, or a
             recipe's ``.py``), in the full space: what it states is kept, the rest is searched;
             batch, length and dtype are the file's where not given.
@@ -421,8 +422,9 @@ def estimate(
         progress: see there.
         micro_batch: samples that a device takes at a time; None: all of a step at once, or 1 with
             a pipeline.
-        recompute: ``none``, ``selective`` (attention scores), ``full`` (what backward needs of
-            each repeated block) or ``reentrant`` (all of it).
+        recompute: ``none``, ``selective`` (attention scores), ``pointwise`` (norms, activations and
+            what else is cheap), ``full`` (what backward needs of each repeated block) or
+            ``reentrant`` (all of it).
         schedule: ``gpipe``, ``1f1b``, ``interleaved`` or ``zero-bubble``; None: interleaved with
             virtual stages, else 1f1b.
         virtual_stages: chunks of the model on each stage.

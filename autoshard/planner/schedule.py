@@ -13,7 +13,7 @@ from autoshard.planner.request import SHORT_AXES, read_mesh
 PIPELINE = "pipeline"
 
 ORDERS = ("gpipe", "1f1b", "interleaved", "zero-bubble")
-RECOMPUTE = ("none", "selective", "full", "reentrant")
+RECOMPUTE = ("none", "selective", "pointwise", "full", "reentrant")
 OVERLAPPED = ("data", "context", "model")
 
 

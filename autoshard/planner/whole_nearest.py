@@ -10,7 +10,13 @@ from math import inf
 from typing import Any
 
 from autoshard.cluster import Cluster
-from autoshard.errors import AutoshardError, InfeasibleError, MeshError, RequestError
+from autoshard.errors import (
+    AutoshardError,
+    InfeasibleError,
+    MeshError,
+    RequestError,
+    UnknownNameError,
+)
 from autoshard.kernels import Style
 from autoshard.planner.family import Family, family_of
 from autoshard.search import length_of
@@ -24,6 +30,9 @@ from autoshard.search.outer import binding
 from autoshard.search.pins import resolve, storable
 from autoshard.search.space import Arrangement
 from autoshard.search.whole import Problems
+
+ASKED = "pointwise"
+"""The kind of recomputation that is looked at only where it is asked for."""
 
 MOST_TIMES = 64
 """Times the devices up to which more of them are tried."""
@@ -73,15 +82,15 @@ class WholeAsked:
         Raises:
             RequestError: what is demanded cannot be, or no arrangement is so; says what.
         """
-        family, demands = self.family, self.demands
+        family, demands, kinds = self.family, self.demands, self.kinds
         found = demands.points(
             self.cluster,
             self.global_batch,
             family.blocks,
             family.tokens,
             family.experts,
-            ends_of(family.growth.one, self.cluster, self.style, family.recomputation),
-            family.recomputation,
+            ends_of(family.growth.one, self.cluster, self.style, kinds),
+            kinds,
         )
         if not demands.pins:
             return found
@@ -95,6 +104,22 @@ class WholeAsked:
                 f"{pins}; leave a pin out, or name other axes"
             )
         return kept
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of recomputation that are looked at: what is demanded, else all but ``pointwise``.
+
+        That one is asked for by name: few tools do it, and where it is almost as fast as none there
+        are many arrangements that are almost the best.
+
+        Raises:
+            UnknownNameError: a kind that is none, or that makes no difference to the model.
+        """
+        every, asked = self.family.recomputation, self.demands.recompute
+        for kind in asked:
+            if kind not in every:
+                raise UnknownNameError("recomputation", kind, every)
+        return tuple(k for k in every if k in asked or not (asked or k == ASKED))
 
     @property
     def room(self) -> int:

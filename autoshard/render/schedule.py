@@ -13,6 +13,7 @@ ORDERS = {
 
 AGAIN = {
     "selective": "attention scores of {} computed again",
+    "pointwise": "norms, activations and what else is cheap of {} computed again",
     "full": "{} computed again",
     "reentrant": "{} computed again, whole",
 }
