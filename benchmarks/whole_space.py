@@ -68,16 +68,24 @@ def run(case: Case) -> tuple[float, float, dict[str, object]]:
     return seconds, peak, json.loads(done.stdout)
 
 
+def _cpu_s() -> float:
+    """Of all commands so far and their processes; other work changes it less than the wall's."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def show(title: str, cases: tuple[Case, ...]) -> list[float]:
     """Run and print a group; gives the seconds of each."""
     print(title)
     out = []
     for case in cases:
+        before = _cpu_s()
         seconds, peak, plan = run(case)
         bound, step = plan["lower_bound_s"], plan["step_time"]["total_s"]  # type: ignore[index]
         depth = "" if case.blocks is None else f", {case.blocks} blocks"
         print(
-            f"  {case.model}{depth} on {case.devices:,} {case.cluster}: {seconds:.1f} s, "
+            f"  {case.model}{depth} on {case.devices:,} {case.cluster}: {seconds:.1f} s "
+            f"({_cpu_s() - before:.1f} s of CPU), "
             f"largest process so far {peak:.2f} GiB; step {step:.3f} s, within "
             f"{step / bound - 1:.2%} of the bound"  # type: ignore[operator]
         )
