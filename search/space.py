@@ -236,10 +236,6 @@ def arrangements(
         if not may("pipeline", p) or not any(splits for _, _, splits in kinds):
             continue
         stage = cluster.devices // p
-        try:
-            cluster.with_devices(stage)
-        except MeshError:
-            continue  # part of a node and more: a stage must fill whole nodes
         for model, context, expert in _shares(stage, tokens, experts):
             share = model * context * expert
             for replica in _replicas(cluster, stage // share, share):

@@ -142,7 +142,7 @@ class Storing:
         """Least seconds a byte of a gather along data and context, and of a scatter there."""
         key = stages, sizes
         if key not in self._prices:
-            stage = self.cluster.with_devices(self.cluster.devices // stages)
+            stage = self.cluster.part(stages)
             prices = stage.collective_seconds(sizes)
 
             def least(axes: tuple[int, ...], ops: tuple[MessageOp, ...]) -> float:

@@ -328,7 +328,7 @@ class Problems:
             names, sizes = active(a.sizes)
             model = CostModel(
                 prepared.graph,
-                self.cluster.with_devices(self.cluster.devices // a.pipeline),
+                self.cluster.part(a.pipeline),
                 sizes,
                 prepared.rules,
                 optimizer_of(self.optimizer),

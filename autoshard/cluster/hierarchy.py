@@ -43,6 +43,8 @@ class Cluster:
         collective_s: seconds that starting one collective costs, whatever its size.
         reserve_bytes: memory of a device that no tensor gets.
         reserve: the same in its parts; None where a document tells their sum alone.
+        parts: 1; of a part of a cluster that lies across nodes, how many there are, one after
+            another: see :meth:`part`.
         sources: where each figure comes from, by dotted field name.
         library: what the library makes of single kinds of collectives; 1 where it is missing.
     """
@@ -58,13 +60,15 @@ class Cluster:
     sources: Mapping[str, str] = field(default_factory=dict)
     library: Mapping[MessageOp, Library] = field(default_factory=dict)
     reserve: Reserve | None = None
+    parts: int = 1
 
     def __post_init__(self) -> None:
         """Check the number of devices, and that the tiers stand in each other."""
         _check_tiers(self.tiers)
-        _check_devices(self.devices, self.devices_per_node, self.name)
+        every = self.devices if self.parts == 1 else self.devices * self.parts
+        _check_devices(every, self.devices_per_node, self.name)
         most = self.tiers[-1].devices
-        if most is not None and self.devices > most:
+        if most is not None and every > most:
             raise MeshError(
                 f"cluster {self.name} has links for at most {most} devices "
                 f"(tier {self.tiers[-1].name}), asked for {self.devices}; use at most {most}"
@@ -98,7 +102,18 @@ class Cluster:
         """
         if self.device.kind == "cpu" and [t.name for t in self.tiers] == ["node"]:
             return _shared_machine(self, devices)
-        return replace(self, devices=devices)
+        return replace(self, devices=devices, parts=1)
+
+    def part(self, count: int) -> Cluster:
+        """One of ``count`` equal parts, one after another: what a stage of a pipeline has.
+
+        Where parts lie across nodes, messages inside one cost what they cost in the worst of them,
+        while all others send theirs.
+        """
+        devices, node = self.devices // count, self.devices_per_node
+        if devices % node == 0 or node % devices == 0 or self.devices <= node:
+            return self.with_devices(devices)  # all parts lie alike
+        return replace(self, devices=devices, parts=count)
 
     def with_tier(self, index: int, tier: Tier) -> Cluster:
         """The same cluster with other links on one tier (0: the innermost; -1: the outermost)."""
@@ -154,6 +169,7 @@ class Cluster:
             self.devices_per_node,
             tuple(sizes),
             self.library,
+            self.parts,
         )
 
     # ---- where one comes from ---------------------------------------------------------------

@@ -79,6 +79,7 @@ class CollectivePrices:
         devices_per_node: for :meth:`group`.
         sizes: of the mesh, which lies row-major on the devices.
         library: factors on what the laws say, by collective.
+        parts: such meshes that lie one after another on the devices.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class CollectivePrices:
         devices_per_node: int,
         sizes: Shape,
         library: Mapping[MessageOp, Library] | None = None,
+        parts: int = 1,
     ) -> None:
         self.library = library or {}
+        self._all = (parts, *sizes)
         self.tiers, self.algorithms, self.collective_s = tiers, algorithms, collective_s
         self.devices_per_node, self.sizes = devices_per_node, sizes
         self._lines: dict[tuple[str, tuple[int, ...]], tuple[Line, ...]] = {}
@@ -117,7 +120,7 @@ class CollectivePrices:
 
     def group(self, axes: tuple[int, ...]) -> tuple[int, int, int]:
         """(members, members that share a node, nodes) of the worst group over ``axes``."""
-        return spread(self.sizes, axes, self.devices_per_node)
+        return spread(self._all, _inside(axes), self.devices_per_node)
 
     def tiers_of(self, axes: tuple[int, ...]) -> tuple[int, ...]:
         """Numbers of the tiers that a message over ``axes`` uses, inner ones first."""
@@ -135,7 +138,7 @@ class CollectivePrices:
     def _algorithms(self, op: MessageOp, axes: tuple[int, ...], members: int) -> Iterator[Line]:
         base, made = self.collective_s, self.library.get(op, Library())
         if op == "send_recv":
-            for latency, slope in _send(send_crossings(self.tiers, self.sizes, axes)):
+            for latency, slope in _send(send_crossings(self.tiers, self._all, _inside(axes))):
                 yield (base + latency) * made.latency, slope * made.bytes
             return
         crossed = self._crossed(axes)
@@ -146,7 +149,7 @@ class CollectivePrices:
 
     def _crossed(self, axes: tuple[int, ...]) -> tuple[Crossing, ...]:
         if axes not in self._crossings:
-            self._crossings[axes] = crossings(self.tiers, self.sizes, axes)
+            self._crossings[axes] = crossings(self.tiers, self._all, _inside(axes))
         return self._crossings[axes]
 
     def _of(
@@ -300,3 +303,8 @@ def _envelope(lines: Iterable[Line]) -> tuple[Line, ...]:
             kept.pop()
         kept.append((a, b))
     return tuple(kept)
+
+
+def _inside(axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes of one mesh among those of several, which are the outermost axis."""
+    return tuple(a + 1 for a in axes)

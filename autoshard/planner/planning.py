@@ -738,7 +738,7 @@ class Request:
         """
         if stages == 1:
             return self.on_mesh(sizes)
-        part = self.cluster.with_devices(self.cluster.devices // stages)
+        part = self.cluster.part(stages)
         mesh = resolve_mesh(sizes or {"data": part.devices}, part.devices)
         return Request(
             part, mesh, self.optimizer, self.strategy, self.assumptions, self.say, self.cluster

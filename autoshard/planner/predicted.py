@@ -18,7 +18,7 @@ def model_of(program: Program, plan: PlanDocument) -> CostModel:
     cluster = Cluster.from_json(plan.cluster)
     stages = plan.schedule.stages
     if stages > 1:
-        cluster = cluster.with_devices(cluster.devices // stages)
+        cluster = cluster.part(stages)
     return CostModel.of(program, cluster, plan.optimizer, plan.schedule.style)
 
 

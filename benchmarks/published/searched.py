@@ -272,7 +272,7 @@ class _Search:
             fits = step_.memory.fits
             return _configured(a.label, step_.step_time, step_.memory, None) if fits else None
         program = folded.program(found.tied)
-        stage = self.cluster.with_devices(self.cluster.devices // a.pipeline)
+        stage = self.cluster.part(a.pipeline)
         model = CostModel.of(program, stage, OPTIMIZER, self.schedule.style)
 
         def step(overlapped: tuple[str, ...]) -> Step:

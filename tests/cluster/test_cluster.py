@@ -314,3 +314,30 @@ def test_kernels_that_are_no_section_are_refused(section: object) -> None:
     document["device"]["kernels"] = section
     with pytest.raises(RequestError, match=r"device\.kernels must be a section"):
         Cluster.from_json(document)
+
+
+@pytest.mark.parametrize(("devices", "stages"), [(64, 4), (16, 4), (8, 2)])
+def test_parts_that_lie_alike_are_small_clusters(devices: int, stages: int) -> None:
+    whole = Cluster.preset("h100", devices)
+    assert whole.part(stages) == whole.with_devices(devices // stages)
+
+
+@pytest.mark.parametrize(
+    ("devices", "stages", "sizes"), [(24, 2, (6, 2)), (24, 4, (3, 2)), (40, 4, (5, 2))]
+)
+def test_a_part_across_nodes_is_priced_as_the_worst_of_all(
+    devices: int, stages: int, sizes: tuple[int, ...]
+) -> None:
+    whole = Cluster.preset("h100", devices)
+    part = whole.part(stages)
+    assert (part.devices, part.parts) == (devices // stages, stages)
+    inside, across = part.collective_seconds(sizes), whole.collective_seconds((stages, *sizes))
+    for axes in ((0,), (1,), (0, 1)):
+        shifted = tuple(a + 1 for a in axes)
+        for op in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"):
+            assert inside(op, axes, 1 << 20) == across(op, shifted, 1 << 20)  # type: ignore[arg-type]
+        assert inside.tiers_of(axes) == across.tiers_of(shifted)
+    # Pairs never leave a node; those that share a place along the second axis do.
+    assert inside.group((1,))[2] == 1
+    assert inside.group((0,))[2] > 1
+    assert part.with_devices(8).parts == 1

@@ -127,6 +127,7 @@ CASES = [
     ("llama", "h100", 32, 32, {"pipeline": (2, 4), "model": (2, 4)}),
     ("llama", "h100", 64, 64, {"pipeline": (2, 2), "model": (1, 2)}),
     ("mlp", "h100", 64, 64, {"model": (1, 4), "pipeline": (1, 2)}),
+    ("llama", "h100", 24, 24, {"pipeline": (2, 4), "model": (2, 2), "context": (1, 1)}),
     ("llama", "h100", 8, 1, {}),
     ("wide", "v100", 4, 2, {"context": (2, None)}),
     *(("experts", name, 2, 8, {}) for name in ("h100", "v100")),
@@ -134,7 +135,7 @@ CASES = [
     ("experts", "v100", 4, 8, {"expert": (2, None)}),
     ("experts", "h100", 8, 8, {"expert": (2, None), "context": (1, 1), "pipeline": (1, 2)}),
 ]
-"""Model, cluster, devices, samples of a step, ranges of axes: 35 spaces."""
+"""Model, cluster, devices, samples of a step, ranges of axes: 36 spaces."""
 
 
 @pytest.mark.parametrize(
