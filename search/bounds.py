@@ -27,6 +27,21 @@ chunks. What the last rank did before and does after is p microbatches of its ot
     step  >=  sum over c of (t(c) + s(c))  +  (m - 1) t(last)
               +  (m - p) sum over c on rank p - 1, not the last one, of t(c)
 
+Where gradients of weights, W, are tasks of their own (zero-bubble) and B is backward without them,
+rank r has done all but min(m, r + 1) of its W when its last B ends, which goes back to rank 0::
+
+    step  >=  sum over c < r of (F(c) + B(c) + s(c))  +  m (F(r) + B(r))
+              +  max(0, m - 1 - r) W(r)  +  W(0)                                 0 < r
+
+Before its first microbatch comes back, rank r begins no more than w = min(m, p - r)::
+
+    step  >=  sum over c < r of F(c)  +  sum over c > r of (F(c) + B(c) + s(c))
+              +  (m + 1 - w) F(r)  +  m (B(r) + W(r))
+
+These two, and the way of rank p - 1 alone, sum over c < r of F(c) + m t(r), have equality on equal
+chunks and free messages (the closed form of :mod:`autoshard.search.pipeline`). Laps are as under
+1F1B; they miss at most as many W as B.
+
 Gradients that travel once a step are late by at least what backward's computing cannot hide; any
 share e of that may be added to the bound. ``e`` = 0 hides them all.
 """
@@ -38,9 +53,13 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autoshard.plan import Schedule
 from autoshard.search.folded import Shares, Weights
-from autoshard.search.stages import alive_microbatches, chunk_bounds
+from autoshard.search.pipeline import Chunk
+from autoshard.search.stages import bounding_microbatches, chunk_bounds
 
 OFF_THE_WAY = 1e-3
 """Share of the microbatches that segments count with where a way passes them by."""
@@ -54,16 +73,33 @@ class Way:
         forward: how many microbatches pass each chunk in forward.
         backward: the same of backward.
         sends: messages from stage to stage on it.
+        weight: the same of gradients of weights, where they are tasks of their own and not part of
+            backward; None: they are.
     """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
     sends: int
+    weight: tuple[int, ...] | None = None
+
+    @property
+    def passes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """How often each chunk is passed: forward, backward, gradients of weights."""
+        return self.forward, self.backward, self.backward if self.weight is None else self.weight
+
+    def seconds(self, chunks: Sequence[Chunk]) -> float:
+        """How long it takes where the chunks take what is given."""
+        total = self.sends * chunks[0].send_s
+        for there, back, later, c in zip(*self.passes, chunks, strict=True):
+            total += there * c.forward_s + back * (c.backward_s - c.weight_s) + later * c.weight_s
+        return total
 
 
 def ways(schedule: Schedule) -> tuple[Way, ...]:
     """The chains that are looked at: of the first, the last, and the ranks beside them."""
     chunks = schedule.stages * schedule.virtual_stages
+    if schedule.splits_backward:
+        return _apart(schedule.stages, schedule.microbatches)
     return _ways(schedule.stages, chunks, schedule.microbatches, schedule.order)
 
 
@@ -83,6 +119,42 @@ def _ways(p: int, chunks: int, m: int, order: str) -> tuple[Way, ...]:
         row = (*(1 + (m - p) * (c % p == p - 1) for c in range(chunks - 1)), m)
         out.append(Way(row, row, 2 * (chunks - 1)))
     return tuple(out)
+
+
+@cache
+def _apart(p: int, m: int) -> tuple[Way, ...]:
+    """Those of a schedule whose gradients of weights are tasks of their own."""
+    out: list[Way] = []
+    for rank in sorted({p - 1, max(0, p - 2), min(1, p - 1), 0}, reverse=True):
+        w, ahead = p - rank, min(m, p - rank)
+        early = max(0, m - 1 - rank)
+        starts = [(m, 0), (m + 1 - ahead, 1)] if w > 1 else [(m, 0)]
+        for there, laps in starts:
+            out.append(_by(p, rank, (there, m, m), laps=laps))
+            if rank:
+                out.append(_by(p, rank, (there, m, early), laps=laps, is_back=True))
+        most = (m - 1) // w + 1
+        for laps in sorted({2, most}) if w > 1 else ():
+            if 2 <= laps <= most:
+                own = m - (laps - 1) * (w - 1)
+                out.append(_by(p, rank, (own, own, own), laps=laps))
+    return tuple(out)
+
+
+def _by(
+    p: int, rank: int, own: tuple[int, int, int], *, laps: int = 0, is_back: bool = False
+) -> Way:
+    """Down to a rank, what it does (forward, backward, W), and back to rank 0 if ``is_back``."""
+    beyond, back = p - 1 - rank, int(is_back)
+    weight = [0] * p
+    weight[rank] = own[2]
+    weight[0] += back
+    return Way(
+        (*(1,) * rank, own[0], *(laps,) * beyond),
+        (*(back,) * rank, own[1], *(laps,) * beyond),
+        (1 + back) * rank + 2 * laps * beyond,
+        tuple(weight),
+    )
 
 
 def runs_of(is_block: Sequence[bool], schedule: Schedule) -> list[range]:
@@ -117,22 +189,23 @@ def weights(
     """
     p, count = schedule.stages, len(is_block)
     forward, backward = [0.0] * count, [0.0] * count
-    update, late = [0.0] * count, [0.0] * count
-    stored, kept = [0.0] * count, [0.0] * count
-    alive = alive_microbatches(schedule, memory_rank)
+    weight, update, late = [0.0] * count, [0.0] * count, [0.0] * count
+    stored, kept, waiting = [0.0] * count, [0.0] * count, [0.0] * count
+    alive, later = bounding_microbatches(schedule, memory_rank)
     whole = [is_block[i] for i in stands_for]
-    for chunk, run in enumerate(runs_of(whole, schedule)):
+    for chunk, (run, *passes) in enumerate(zip(runs_of(whole, schedule), *way.passes, strict=True)):
         # What is off the way counts a little, so that it is not chosen at random.
         least = 0.0 if floor else OFF_THE_WAY * schedule.microbatches
         here = chunk % p == memory_rank
         for i in run:
             part = stands_for[i]
-            forward[part] += max(least, way.forward[chunk])
-            backward[part] += max(least, way.backward[chunk])
+            for row, passed in zip((forward, backward, weight), passes, strict=True):
+                row[part] += max(least, passed)
             update[part] += 1.0 / p
             late[part] += exposed / p
             stored[part] += here
             kept[part] += alive * here
+            waiting[part] += later * here
     return Weights(
         forward=tuple(forward),
         backward=tuple(backward),
@@ -140,6 +213,8 @@ def weights(
         late=tuple(late),
         stored=tuple(stored),
         kept=tuple(kept),
+        weight=None if way.weight is None else tuple(weight),
+        waiting=tuple(waiting) if later else None,
         sends=float(way.sends),
         temporary=1.0,
         working=1.0,
@@ -154,16 +229,19 @@ def rows_of(
     stands_for: tuple[int, ...],
     chains: tuple[Way, ...],
     stage_blocks: tuple[int, ...] | None,
-) -> tuple[tuple[int, ...], ...]:
-    """How often each segment of the short graph is passed on each way, there and back."""
-    out = []
+) -> NDArray[np.float64]:
+    """How often ways pass segments of the short graph.
+
+    In forward, in backward and for gradients of weights; of each way; each segment.
+    """
     chunks = len(chains[0].forward)
     whole = [is_block[i] for i in stands_for]
     bounds = chunk_bounds(whole, [0.0] * len(stands_for), chunks, stage_blocks)
-    for way in chains:
-        row = [0] * len(is_block)
-        for passed, (a, b) in zip(way.forward, pairwise(bounds), strict=True):
-            for i in range(a, b):
-                row[stands_for[i]] += passed
-        out.append(tuple(row))
-    return tuple(out)
+    inside = np.zeros((chunks, len(is_block)))
+    for chunk, (a, b) in enumerate(pairwise(bounds)):
+        for i in range(a, b):
+            inside[chunk, stands_for[i]] += 1
+    passes = np.array([way.passes for way in chains], dtype=np.float64)
+    rows: NDArray[np.float64] = np.moveaxis(passes, 1, 0) @ inside
+    rows.setflags(write=False)
+    return rows

@@ -242,13 +242,13 @@ class CostModel:
             bias=free,
         )
         scores = len(node.shape) > 3 and node.shape[-1] == node.shape[-2]
-        family = BIAS if bias else node.family + CUT * self._is_parted(node, strategy)
+        family = BIAS if bias else node.family + CUT * self.is_parted(node, strategy)
         return (
             Work(forward, "forward", family, node.dtype, node.itemsize, scores),
             Work(backward, "backward", family, node.dtype, node.itemsize, scores),
         )
 
-    def _is_parted(self, node: Node, strategy: Strategy) -> bool:
+    def is_parted(self, node: Node, strategy: Strategy) -> bool:
         """Whether the operator has messages of its own in the middle."""
         return any(
             (internal.phase == "forward" or node.differentiable)

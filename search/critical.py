@@ -17,7 +17,7 @@ def critical(order: Order, chunks: Sequence[Chunk], stages: int, microbatches: i
     """The longest chain of a step; it takes what :func:`autoshard.search.pipeline.duration` says.
 
     Args:
-        order: not ``zero-bubble``, where gradients of weights are tasks of their own.
+        order: of tasks.
         chunks: of each chunk of the model, in order; a multiple of ``stages``.
         stages: ranks of the pipeline.
         microbatches: of one step.
@@ -29,22 +29,23 @@ def critical(order: Order, chunks: Sequence[Chunk], stages: int, microbatches: i
     if stages == 1:
         return Way((microbatches,) * count, (microbatches,) * count, 0)
     short = simulated(order, count, stages, microbatches)
-    forward, backward, sends = _walked(order, chunks, stages, short)
+    counts, sends = _walked(order, chunks, stages, short)
     if microbatches > short:
         slowest = max(
             range(stages),
             key=lambda rank: sum(c.forward_s + c.backward_s for c in chunks[rank::stages]),
         )
-        for chunk in range(slowest, count, stages):
-            forward[chunk] += microbatches - short
-            backward[chunk] += microbatches - short
-    return Way(tuple(forward), tuple(backward), sends)
+        for passed in counts:
+            for chunk in range(slowest, count, stages):
+                passed[chunk] += microbatches - short
+    forward, backward, weight = map(tuple, counts)
+    return Way(forward, backward, sends, weight if order == "zero-bubble" else None)
 
 
 def _walked(
     order: Order, chunks: Sequence[Chunk], stages: int, microbatches: int
-) -> tuple[list[int], list[int], int]:
-    """(forward, backward, sends): back from the last task to the one that was waited for."""
+) -> tuple[list[list[int]], int]:
+    """(times each chunk does each of ``TASKS``, sends): from the last to the one waited for."""
     count = len(chunks)
     rows = listed(order, stages, count // stages, microbatches)
     _, ends = times(order, chunks, stages, microbatches)
@@ -59,4 +60,4 @@ def _walked(
         if needed >= 0 and (own < 0 or ends[needed] + sent[sender] > ends[own]):
             at = needed
             sends += sender >= 0
-    return counts[:count], counts[count : 2 * count], sends
+    return [counts[i : i + count] for i in range(0, len(counts), count)], sends

@@ -1,4 +1,4 @@
-"""What people demand: sizes of axes, the tier an axis keeps to, recomputation, storage."""
+"""What people demand: sizes of axes, tiers that axes keep to, recomputation, schedules, storage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, UnknownNameError
-from autoshard.search.space import AXES, RECOMPUTE, Arrangement, Range, arrangements
+from autoshard.search.space import AXES, ORDERS, RECOMPUTE, Arrangement, Range, arrangements
 from autoshard.search.stages import Ends
 from autoshard.sharding.spec import PartitionSpec
 
@@ -22,6 +22,7 @@ SIZES = (*AXES, MICRO_BATCH, VIRTUAL)
 """What a range may be of: the axes, and the numbers of a schedule."""
 
 RECOMPUTATION = "recomputation"
+SCHEDULE = "schedule"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +34,14 @@ class Demands:
         within: axis -> name of the tier that it must not leave: neighbours along the axis lie
             inside one unit of that tier.
         recompute: kinds of recomputation; empty: any.
+        schedules: orders of a pipeline's tasks; empty: any.
         pins: pattern of parameters' names -> how they are stored; see ``search.pins``.
     """
 
     sizes: Mapping[str, Range] = field(default_factory=dict)
     within: Mapping[str, str] = field(default_factory=dict)
     recompute: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
     pins: Mapping[str, PartitionSpec] = field(default_factory=dict)
 
     def points(
@@ -56,7 +59,7 @@ class Demands:
         Arguments are those of ``arrangements``; ``kinds`` are of recomputation.
 
         Raises:
-            UnknownNameError: no such tier, or axis, or kind of recomputation.
+            UnknownNameError: no such tier, axis, kind of recomputation or schedule.
             MeshError: there are none.
         """
         axes = {name: r for name, r in self.sizes.items() if name in AXES}
@@ -74,6 +77,9 @@ class Demands:
         for kind in self.recompute:
             if kind not in known:
                 raise UnknownNameError("recomputation", kind, known)
+        for order in self.schedules:
+            if order not in ORDERS:
+                raise UnknownNameError("schedule", order, ORDERS)
         holds = self._holds(cluster)
         found = [a for a in every if holds(a)]
         if not found:
@@ -96,6 +102,8 @@ class Demands:
         def holds(a: Arrangement) -> bool:
             if self.recompute and a.recompute not in self.recompute:
                 return False
+            if self.schedules and a.pipeline > 1 and a.order not in self.schedules:
+                return False  # without stages there is no order
             for name, (least, most) in self.sizes.items():
                 size = size_of(a, name)
                 if size < least or (most is not None and size > most):
@@ -117,16 +125,21 @@ class Demands:
         ]
         tiers = [f"{axis} within {tier}" for axis, tier in self.within.items()]
         kinds = [f"recompute {' or '.join(self.recompute)}"] if self.recompute else []
+        orders = [f"schedule {' or '.join(self.schedules)}"] if self.schedules else []
         pins = [f"{pattern} stored as {spec}" for pattern, spec in self.pins.items()]
-        return [*ranges, *tiers, *kinds, *pins]
+        return [*ranges, *tiers, *kinds, *orders, *pins]
 
     @property
     def names(self) -> list[str]:
-        """Of each demand: a size, ``AXIS within``, :data:`RECOMPUTATION`, or ``storage of PIN``."""
+        """Of each demand.
+
+        A size, ``AXIS within``, :data:`RECOMPUTATION`, :data:`SCHEDULE`, or ``storage of PIN``.
+        """
         return [
             *self.sizes,
             *(f"{axis} within" for axis in self.within),
             *([RECOMPUTATION] if self.recompute else []),
+            *([SCHEDULE] if self.schedules else []),
             *(f"storage of {pattern}" for pattern in self.pins),
         ]
 
@@ -136,6 +149,7 @@ class Demands:
             sizes={n: r for n, r in self.sizes.items() if n not in names},
             within={a: t for a, t in self.within.items() if f"{a} within" not in names},
             recompute=() if RECOMPUTATION in names else self.recompute,
+            schedules=() if SCHEDULE in names else self.schedules,
             pins={p: spec for p, spec in self.pins.items() if f"storage of {p}" not in names},
         )
 

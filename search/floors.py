@@ -19,19 +19,46 @@ from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph, Node
 from autoshard.kernels import Style
 from autoshard.plan import Schedule
-from autoshard.search.bounds import rows_of, runs_of, ways
+from autoshard.search.apart import halves, of_weights
+from autoshard.search.bounds import Way, rows_of, runs_of, ways
 from autoshard.search.cost import VIEWS, repeated, weight_values
 from autoshard.search.folded import listed_twice, standing
 from autoshard.search.kept import PARTLY, base, in_kernels, listed, read_again
+from autoshard.search.later import gradients_apart, keeps_apart
 from autoshard.search.memory import Optimizer
 from autoshard.search.roofline import attention_seconds
 from autoshard.search.space import Arrangement
-from autoshard.search.stages import alive_microbatches
+from autoshard.search.stages import bounding_microbatches
 from autoshard.search.step import crossing_nodes, recomputed, segments
 from autoshard.search.storing import Storing
 from autoshard.search.work import Pass, passes
 
 Numbers = NDArray[np.float64]
+
+LISTED = ((1, 1, 0), (1, 0, 1), (0, 0, 0))
+"""Of a microbatch all, forward and backward without W, and forward alone: how often that has
+forward a second time where backward computes it again, backward, and backward without its W."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The first stage of a schedule, or the last one.
+
+    Attributes:
+        passes: the least that each way passes a chunk of it.
+        inside: how often each segment is in it.
+        stored: bytes that it stores, over all of its devices.
+        held: microbatches that it keeps something for, until backward and until W.
+        kept: bytes that it keeps for the backward of one, over all of its devices.
+        waiting: the same for W, where that is a task of its own.
+    """
+
+    passes: Numbers
+    inside: tuple[int, ...]
+    stored: float
+    held: tuple[float, float]
+    kept: float
+    waiting: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +68,27 @@ class Pace:
     Attributes:
         schedules: of a step, one for each kind of recomputation that blocks have; the optimizer's
             shards are left out. What is said of each segment is said for one after the other.
-        rows: how often each way (rows) passes each segment of the short graph, there and back.
-        first: the least that each way passes a chunk of the first stage.
-        inside: how often each segment is in the first stage.
-        parts: seconds of one microbatch in each segment, for the work alone.
+        rows: how often each way (rows) passes each segment of the short graph, there and back;
+            where gradients of weights are tasks of their own, then how often it passes it there and
+            back beside that without them, then how often there alone.
+        parts: seconds of one microbatch in each segment, for the work alone, as ``rows`` list them.
         seconds: of the step, for the work alone.
-        stored: bytes that the first stage stores, over all of its devices.
-        alive: microbatches that the first stage keeps something for.
-        kept: bytes that it keeps for backward, over all of its devices.
+        ends: the first stage; where the last one waits with gradients of weights, also that.
     """
 
     schedules: tuple[Schedule, ...]
     rows: Numbers
-    first: Numbers
-    inside: tuple[int, ...]
     parts: Numbers
     seconds: float
-    stored: float
-    alive: float
-    kept: float
+    ends: tuple[End, ...]
 
-    def step(self, parts: Numbers, first_s: float) -> float:
+    def step(self, parts: Numbers, more_s: Sequence[float]) -> float:
         """Seconds of the longest way where segments take at least ``parts`` seconds.
 
-        ``first_s`` is what one microbatch takes beside that in all segments of the first stage.
+        ``more_s`` is what one microbatch takes beside that in all segments of each end.
         """
-        return float((self.rows @ parts + self.first * first_s).max())
+        more = np.max([e.passes * s for e, s in zip(self.ends, more_s, strict=True)], axis=0)
+        return float((self.rows @ parts + more).max())
 
 
 class Floors:
@@ -104,7 +126,7 @@ class Floors:
 
     def pace(self, a: Arrangement) -> Pace:
         """What an arrangement shares with those of its schedule."""
-        chunks = a.pipeline, a.virtual_stages, a.stage_blocks
+        chunks = a.pipeline, a.virtual_stages, a.order, a.stage_blocks
         key = *chunks, a.microbatches, a.batch, a.recompute, a.recomputed_blocks
         if key not in self._paces:
             self._paces[key] = self._pace(a)
@@ -118,58 +140,96 @@ class Floors:
             for kind in a.kinds
         )
         chains = ways(schedule)
-        listed = rows_of(is_block, stands_for, chains, a.stage_blocks)
-        rows = np.array(listed, dtype=np.float64)
+        rows = rows_of(is_block, stands_for, chains, a.stage_blocks)
+        whole = rows.min(axis=0)
+        if schedule.splits_backward:
+            both = rows[:2].min(axis=0)
+            rows = np.hstack([whole, both - whole, rows[0] - both])
+        else:
+            rows = whole
         share = a.batch / self._work.graph.batch
-        parts = np.concatenate([self._work.seconds(s, share / a.devices) for s in schedules])
-        inside = np.zeros(len(is_block))
-        whole = [is_block[i] for i in stands_for]
-        for run in runs_of(whole, schedule)[:: schedule.stages]:
-            for i in run:
-                inside[stands_for[i]] += 1
+        work = [self._work.seconds(s, share / a.devices) for s in schedules]
+        parts = np.hstack([found.reshape(-1, len(self._work.parts)) for found in work]).ravel()
+        repeated = [is_block[i] for i in stands_for]
+        runs = runs_of(repeated, schedule)
         sizes = [self._work.bytes(s, self.optimizer) for s in schedules]
-        stored, kept = (np.concatenate(column) for column in zip(*sizes, strict=True))
+        stored, kept, waiting = (np.concatenate(column) for column in zip(*sizes, strict=True))
+        ends = []
+        for rank in (0, schedule.stages - 1) if schedule.splits_backward else (0,):
+            inside = np.zeros(len(is_block))
+            for run in runs[rank :: schedule.stages]:
+                for i in run:
+                    inside[stands_for[i]] += 1
+            ends.append(
+                End(
+                    passes=np.array([_least(way, rank, schedule.stages) for way in chains]),
+                    inside=tuple(int(n) for n in inside),
+                    stored=float(inside @ stored),
+                    held=bounding_microbatches(schedule, rank),
+                    kept=float(inside @ kept) * share,
+                    waiting=float(inside @ waiting) * share,
+                )
+            )
         return Pace(
             schedules=schedules,
             rows=rows,
-            first=np.array([float(min(w.forward[:: schedule.stages])) for w in chains]),
-            inside=tuple(int(n) for n in inside),
             parts=parts,
             seconds=float((rows @ parts).max()),
-            stored=float(inside @ stored),
-            alive=alive_microbatches(schedule, 0),
-            kept=float(inside @ kept) * share,
+            ends=tuple(ends),
         )
 
     def seconds(self, a: Arrangement) -> float:
         """Of the work alone; infinite where not even the bytes fit."""
         return inf if self.room(a) < 0 else self.pace(a).seconds
 
-    def with_storing(self, a: Arrangement, parts: Numbers, room: float) -> float:
+    def with_storing(self, a: Arrangement, parts: Numbers, rooms: Sequence[float]) -> float:
         """Of segments that take ``parts`` seconds each, and of the parameters beside that.
 
-        ``parts``: of the segments with each of the arrangement's ``kinds``, one after the other.
-        ``room``: bytes left on the first stage, see :meth:`room`.
+        ``parts``: as the rows of a :class:`Pace` list them.
+        ``rooms``: bytes left on each end, see :meth:`rooms`.
         """
         pace = self.pace(a)
-        first_s = self._storing.first_stage(pace.schedules, pace.inside, a.sizes, room)
-        if first_s == inf:
+        more_s = [
+            self._storing.stage(pace.schedules, end.inside, a.sizes, room)
+            for end, room in zip(pace.ends, rooms, strict=True)
+        ]
+        if max(more_s) == inf:
             return inf
+        # It may be all in forward, or all for gradients of weights: so of whole passes.
         each = np.concatenate([self._storing.each(s, a.sizes) for s in pace.schedules])
         if self._beside:
             # A segment takes as long as the longer of the two; of the first stage, all messages.
-            return max(pace.step(np.maximum(parts, each), 0.0), pace.step(each, first_s))
-        return pace.step(parts + each, first_s)
+            both = pace.step(np.maximum(parts, each), [0.0] * len(more_s))
+            return max(both, pace.step(each, more_s))
+        return pace.step(parts + np.pad(each, (0, len(parts) - len(each))), more_s)
 
-    def room(self, a: Arrangement, kept: Sequence[float] | None = None) -> float:
-        """Bytes left on the first stage where everything is cut over all of its devices.
+    def room(self, a: Arrangement) -> float:
+        """The least of :meth:`rooms`."""
+        return min(self.rooms(a))
 
-        ``kept``: what a device keeps of each segment at least, if that is known better; listed as
-        those of :meth:`with_storing`.
+    def rooms(
+        self,
+        a: Arrangement,
+        kept: Sequence[float] | None = None,
+        waiting: Sequence[float] = (),
+    ) -> list[float]:
+        """Bytes left on each end where everything is cut over all devices of a stage.
+
+        ``kept``, ``waiting``: what a device keeps of each segment at least, until backward and
+        until W, if that is known better; listed as those of :meth:`with_storing`.
         """
-        pace = self.pace(a)
-        held = pace.kept / a.devices if kept is None else float(np.dot(pace.inside, kept))
-        return self.limit - pace.stored / a.devices - pace.alive * held
+        out = []
+        for end in self.pace(a).ends:
+            held = end.kept / a.devices if kept is None else float(np.dot(end.inside, kept))
+            later = float(np.dot(end.inside, waiting)) if waiting else end.waiting / a.devices
+            both = end.held[0] * held + end.held[1] * later
+            out.append(self.limit - end.stored / a.devices - both)
+        return out
+
+
+def _least(way: Way, rank: int, stages: int) -> float:
+    """The least that a way passes a chunk of a stage, all of a microbatch's work."""
+    return float(min(passed for row in way.passes for passed in row[rank::stages]))
 
 
 class Work:
@@ -185,32 +245,40 @@ class Work:
         self.graph, self.cluster = graph, cluster
         kernels = cluster.device.kernels
         self.traffic, self.attention_gain = kernels.traffic(style), kernels.attention_gain(style)
-        self.style, self._weights = style, weight_values(graph)
         self.parts = segments(graph)
         self.is_block = tuple(part.is_block for part in self.parts)
-        by_name = graph.by_name
-        self._rows: dict[str, tuple[float, float, int, int]] = {}
+        self.style, self._weights = style, weight_values(graph)
+        by_name, weights = graph.by_name, of_weights(graph)
+        self._given = gradients_apart(graph, weights)
+        self._apart = frozenset(
+            node.name
+            for node in graph.nodes
+            if node.name not in weights and any(halves(graph, node, weights)[1])
+        )
+        self._rows: dict[str, tuple[tuple[float, int], ...]] = {}
         for node in graph.nodes:
             if node.is_leaf or node.family in VIEWS:
                 continue
             operands = [by_name[o] for o in node.operands]
-            forward, backward = passes(
-                node,
-                tuple(o.shape for o in operands),
-                tuple(o.itemsize for o in operands),
-                node.shape,
-                tuple(node.differentiable and o.differentiable for o in operands),
-                1.0,
-                bias=any(o.op == "parameter" for o in operands),
+            everything = tuple(node.differentiable and o.differentiable for o in operands)
+            (forward, backward), (_, now) = (
+                passes(
+                    node,
+                    tuple(o.shape for o in operands),
+                    tuple(o.itemsize for o in operands),
+                    node.shape,
+                    wants,
+                    1.0,
+                    bias=any(o.op == "parameter" for o in operands),
+                )
+                for wants in (everything, halves(graph, node, weights)[0])
             )
-            self._rows[node.name] = (
-                self._seconds(forward, node.dtype, node.itemsize),
-                self._seconds(backward, node.dtype, node.itemsize),
-                forward.launches,
-                backward.launches,
+            self._rows[node.name] = tuple(
+                (self._seconds(work, node.dtype, node.itemsize), work.launches)
+                for work in (forward, backward, now)
             )
-        self._known: dict[str, tuple[Numbers, Numbers]] = {}
-        self._sizes: dict[str, tuple[Numbers, Numbers]] = {}
+        self._known: dict[tuple[str, bool], tuple[Numbers, Numbers]] = {}
+        self._sizes: dict[str, tuple[Numbers, Numbers, Numbers]] = {}
 
     def _seconds(self, work: Pass, dtype: str, itemsize: int) -> float:
         rate, bandwidth = self.cluster.flops_per_second(dtype), self.cluster.copy_bytes_per_second
@@ -225,42 +293,48 @@ class Work:
     def seconds(self, schedule: Schedule, share: float) -> Numbers:
         """The least of one microbatch in each segment, forward and backward.
 
+        Where gradients of weights are tasks of their own, then without them, then of forward alone.
+
         ``share``: of the graph's work that one device does.
         """
         if self.cluster.device.measured is not None:
-            return np.zeros(len(self.parts))  # factors of its own for every family
+            count = 3 if schedule.splits_backward else 1
+            return np.zeros(count * len(self.parts))  # factors of its own for every family
         work, launches = self._whole(schedule)
         return work * share + launches
 
     def _whole(self, schedule: Schedule) -> tuple[Numbers, Numbers]:
-        """(seconds on one device, seconds of launches) of each segment."""
-        kind = schedule.recompute
+        """(seconds on one device, seconds of launches), listed as :meth:`seconds`."""
+        kind = schedule.recompute, schedule.splits_backward
         if kind not in self._known:
+            launch, none = self.cluster.device.launch_s, ((0.0, 0),) * 3
             out = []
-            launch = self.cluster.device.launch_s
-            for s in self.parts:
-                nodes = self.graph.nodes[s.start : s.end]
-                again = recomputed(nodes, schedule) if s.is_block else frozenset()
-                work = fixed = 0.0
-                for node in nodes:
-                    forward, backward, there, back = self._rows.get(node.name, (0.0, 0.0, 0, 0))
-                    times = 1 + (node.name in again)
-                    work += times * forward + backward
-                    fixed += (times * there + back) * launch
-                out.append((work, fixed))
+            for twice, back, now in LISTED[: 3 if schedule.splits_backward else 1]:
+                for s in self.parts:
+                    nodes = self.graph.nodes[s.start : s.end]
+                    again = recomputed(nodes, schedule) if s.is_block else frozenset()
+                    work = fixed = 0.0
+                    for node in nodes:
+                        times = 1 + twice * (node.name in again), back, now
+                        for n, (seconds, launches) in zip(
+                            times, self._rows.get(node.name, none), strict=True
+                        ):
+                            work += n * seconds
+                            fixed += n * launches * launch
+                    out.append((work, fixed))
             columns = np.array(out, dtype=np.float64)
             self._known[kind] = columns[:, 0], columns[:, 1]
         return self._known[kind]
 
-    def bytes(self, schedule: Schedule, optimizer: Optimizer) -> tuple[Numbers, Numbers]:
-        """(stored, kept for one microbatch) of each segment, over all devices."""
+    def bytes(self, schedule: Schedule, optimizer: Optimizer) -> tuple[Numbers, Numbers, Numbers]:
+        """(stored, kept for one microbatch, the same for W) of each segment, over all devices."""
         key = f"{schedule.recompute} {optimizer.name}"
         if key not in self._sizes:
             by_name = self.graph.by_name
             crossing = sum(by_name[o].num_bytes for o in crossing_nodes(self.graph, self.parts))
-            stored, kept = [], []
+            stored, kept, waiting = [], [], []
             for s in self.parts:
-                own = 0.0
+                own = later = 0.0
                 nodes = self.graph.nodes[s.start : s.end]
                 again = recomputed(nodes, schedule) if s.is_block else frozenset()
                 for node in nodes:
@@ -268,28 +342,39 @@ class Work:
                         elements = node.num_bytes // node.itemsize
                         state = optimizer.state_bytes(elements, node.dtype, node.itemsize)
                         own += node.num_bytes + (node.num_bytes + state) * node.differentiable
+                    if node.name in self._apart:
+                        later += self._later_bytes(node)
                 stored.append(own)
                 partly = not again or schedule.recompute in PARTLY
                 kept.append(self._held(nodes, again, s.is_block) if partly else float(crossing))
-            self._sizes[key] = np.array(stored), np.array(kept)
+                waiting.append(later)
+            self._sizes[key] = np.array(stored), np.array(kept), np.array(waiting)
         return self._sizes[key]
 
     def _held(self, nodes: Sequence[Node], again: frozenset[str], is_block: bool) -> float:
         """Bytes of a segment's values that are kept for backward."""
-        graph, weights = self.graph, self._weights
+        graph = self.graph
         gone = again | in_kernels(graph, nodes, self.style) if is_block else again
         names = list(read_again(graph, nodes, again))
         for node in nodes:
-            if not node.differentiable or node.is_leaf or node.name in again:
-                continue
-            names += [
-                name
-                for name in listed(node)
-                if name not in weights
-                and (name == node.name or not graph.by_name[name].is_leaf)
-                and base(graph, name) not in gone
-            ]
+            if node.differentiable and not node.is_leaf and node.name not in again:
+                names += [name for name in self._listed(node) if base(graph, name) not in gone]
         return sum(map(self._least_bytes, names), 0.0)
+
+    def _listed(self, node: Node) -> list[str]:
+        """Values of others that an operator keeps, and its own."""
+        by_name, weights = self.graph.by_name, self._weights
+        return [
+            name
+            for name in listed(node)
+            if name not in weights and (name == node.name or not by_name[name].is_leaf)
+        ]
+
+    def _later_bytes(self, node: Node) -> float:
+        """Of what an operator keeps until its W, as :mod:`autoshard.search.later` counts it."""
+        names = self._listed(node) if keeps_apart(node, self.style) else []
+        given = node.num_bytes if node.name in self._given else 0.0
+        return sum(map(self._least_bytes, names), given)
 
     def _least_bytes(self, name: str) -> float:
         """Of one head for many queries there may be one in memory."""

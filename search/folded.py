@@ -33,6 +33,7 @@ from autoshard.search.cost import (
 )
 from autoshard.search.eliminate import Array, Elimination, Factor
 from autoshard.search.kept import PARTLY, base, in_kernels, listed, read_again
+from autoshard.search.later import LaterTables
 from autoshard.search.step import (
     MASTER_BYTES,
     Measured,
@@ -65,6 +66,9 @@ class Weights:
         late: gradients that travel once a step; what backward computes beside them hides.
         stored: parameters, gradients and optimizer state.
         kept: what is kept for the backward of one microbatch.
+        weight: passes of gradients of weights, where they are tasks of their own and not part of
+            backward; None: they are.
+        waiting: what is kept for these tasks, of one microbatch; None: nothing.
         sends: messages from stage to stage.
         temporary: what there is for a while beside all that is kept.
         working: what comes back of one block while it is computed again.
@@ -81,6 +85,8 @@ class Weights:
     late: tuple[float, ...]
     stored: tuple[float, ...]
     kept: tuple[float, ...]
+    weight: tuple[float, ...] | None = None
+    waiting: tuple[float, ...] | None = None
     sends: float = 0.0
     temporary: float = 0.0
     working: float = 0.0
@@ -94,9 +100,10 @@ class Weights:
         of the second.
         """
         n = len(self.forward) // 2
-        rows = ("forward", "backward", "update", "late", "stored", "kept")
+        rows = ("forward", "backward", "update", "late", "stored", "kept", "weight", "waiting")
+        listed = [name for name in rows if getattr(self, name) is not None]
         first, second = (
-            {name: getattr(self, name)[half] for name in rows}
+            {name: getattr(self, name)[half] for name in listed}
             | {"beside": self.beside and self.beside[half]}
             for half in (slice(n), slice(n, None))
         )
@@ -108,7 +115,8 @@ class Weights:
     @property
     def counts(self) -> tuple[bool, ...]:
         """Whether a segment counts at all."""
-        rows = (self.forward, self.backward, self.update, self.late, self.stored, self.kept)
+        rows = [self.forward, self.backward, self.update, self.late, self.stored, self.kept]
+        rows += [row for row in (self.weight, self.waiting) if row is not None]
         return tuple(map(any, zip(*rows, strict=True)))
 
 
@@ -155,8 +163,7 @@ class Folded:
         self._work: dict[str, Array] = {}
         self._without: dict[str, frozenset[str]] = {}
         self._kept: dict[object, Array] = {}
-        self._least: dict[str, tuple[float, ...]] = {}
-        self._lean: dict[str, tuple[float, ...]] = {}
+        self._least: dict[tuple[object, ...], tuple[float, ...]] = {}
 
     # ---- kinds and factors ------------------------------------------------------------------
 
@@ -208,7 +215,7 @@ class Folded:
         whole = schedule.recompute in ("full", "reentrant")
         gone = self._gone(schedule)
         less = self._less(weights)
-        counts = weights.counts
+        counts, apart = weights.counts, None if weights.weight is None else self.later
         for kind, members in enumerate(self._unary):
             for variable, number in members:
                 node = self.graph.by_name[self.tables.variables[variable]]
@@ -227,7 +234,9 @@ class Folded:
                 seconds[kind] += back * table.seconds
                 if repeated or there != back:
                     seconds[kind] += (there - back + back * repeated) * table.forward
-                if weights.floor and weights.late[part]:
+                if apart is not None:
+                    self._later(apart, variable, kind, part, weights, seconds, num_bytes)
+                elif weights.floor and weights.late[part]:
                     if self.one_link:
                         hides = table.backward + table.forward_compute * repeated
                     else:
@@ -269,6 +278,13 @@ class Folded:
                 if late is not None and weights.late[part]:
                     out = out + weights.late[part] * late
                 hidden = 0.0 if self.one_link or not weights.floor else weights.late[part]
+                if weights.weight is not None and apart is not None:
+                    if table_.forward is not None and apart.is_sent(self.tables.edges[number][0]):
+                        more = weights.weight[part] - back - hidden
+                        out = out + more * np.where(
+                            np.isinf(table_.seconds), 0.0, table_.seconds - forward
+                        )
+                    hidden = 0.0  # what its backward does hides no gradient
                 if hidden and table_.forward is not None:
                     out = out - hidden * np.where(
                         np.isinf(table_.seconds), 0.0, table_.seconds - forward
@@ -327,6 +343,28 @@ class Folded:
             )
         return out
 
+    def _later(
+        self,
+        apart: LaterTables,
+        variable: int,
+        kind: int,
+        part: int,
+        weights: Weights,
+        seconds: list[Array],
+        num_bytes: list[Array],
+    ) -> None:
+        """What differs where gradients of weights are tasks of their own."""
+        later = apart.of[variable]
+        if later is None or weights.weight is None:
+            return
+        back = weights.backward[part]
+        seconds[kind] += back * later.more + (weights.weight[part] - back) * later.seconds
+        if weights.floor and weights.late[part]:
+            hides = later.computing if self.one_link else later.seconds
+            seconds[kind] -= weights.late[part] * hides
+        if weights.waiting is not None:
+            num_bytes[kind] += weights.waiting[part] * later.waiting
+
     def _flat(self, factor: int, table: Array) -> Array:
         return np.diagonal(table).copy() if factor in self._diagonal else table
 
@@ -361,7 +399,8 @@ class Folded:
         update, stored, adding = self._kept[key]
         seconds[kind] += weights.update[part] * update
         if schedule.microbatches > 1:
-            seconds[kind] += weights.backward[part] * adding
+            passes = weights.backward if weights.weight is None else weights.weight
+            seconds[kind] += passes[part] * adding
         num_bytes[kind] += weights.stored[part] * stored
 
     def _keeps(self, node: Node, number: int, again: frozenset[str], gone: frozenset[str]) -> Array:
@@ -385,6 +424,11 @@ class Folded:
                 [kept_bytes(self.model, rest, s, self._weights) for s in rows]
             )
         return self._kept[key]
+
+    @cached_property
+    def later(self) -> LaterTables:
+        """What makes gradients of weights only."""
+        return LaterTables(self.model, self.tables)
 
     @cached_property
     def _weights(self) -> frozenset[str]:
@@ -526,28 +570,37 @@ class Folded:
         """Seconds and bytes of a choice."""
         return sums.measure(choice, again)
 
-    def parts_at(self, schedule: Schedule, choice: Choice) -> list[float]:
-        """Seconds of one microbatch in each segment, with a choice; gradients of all left out."""
-        again, out = self._recomputed(schedule), [0.0] * len(self.parts)
+    def passes_at(self, schedule: Schedule, choice: Choice) -> Array:
+        """Seconds of one microbatch with a choice; gradients of all left out.
+
+        In forward, in backward and for gradients of weights, where these are apart (rows), of each
+        segment.
+        """
+        again, out = self._recomputed(schedule), np.zeros((3, len(self.parts)))
+        apart = self.later if schedule.splits_backward else None
         tables = self.tables
         for i, passes in enumerate(
             self.beside_at(schedule, choice, frozenset()) if self.model.beside else ()
         ):
-            out[i] -= (1.0 - self.slows) * sum(min(c, b) for c, b in passes)
+            out[:2, i] -= [(1.0 - self.slows) * min(c, b) for c, b in passes]
         at = [int(choice[k]) for k in self.kind]
         for variable, number in enumerate(tables.unary):
             name = tables.variables[variable]
             if not self.graph.by_name[name].is_leaf:
-                table = tables.unary_tables[number]
-                out[self._part[name]] += float(table.seconds[at[variable]])
-                if name in again:
-                    out[self._part[name]] += float(table.forward[at[variable]])
+                table, i = tables.unary_tables[number], at[variable]
+                forward = table.forward[i]
+                back = table.seconds[i] - forward + (forward if name in again else 0.0)
+                later = None if apart is None else apart.of[variable]
+                last = 0.0 if later is None else later.seconds[i]
+                more = 0.0 if later is None else later.more[i]
+                out[:, self._part[name]] += forward, back + more - last, last
         for u, v, _, number in tables.edges:
             edge, name = tables.edge_tables[number], tables.variables[v]
-            out[self._part[name]] += float(edge.seconds[at[u], at[v]])
-            if name in again:
-                forward = edge.seconds if edge.forward is None else edge.forward
-                out[self._part[name]] += float(forward[at[u], at[v]])
+            forward = (edge.seconds if edge.forward is None else edge.forward)[at[u], at[v]]
+            back = edge.seconds[at[u], at[v]] - forward
+            last = back if apart is not None and apart.is_sent(u) else 0.0
+            back += (forward if name in again else 0.0) - last
+            out[:, self._part[name]] += forward, back, last
         return out
 
     def beside_at(
@@ -589,22 +642,15 @@ class Folded:
 
         The optimizer and the sum of several microbatches' gradients are left out.
         """
-        if recompute not in self._least:
-            none = (0.0,) * len(self.parts)
-            schedule = Schedule(recompute=recompute)
-            found = []
-            for part in range(len(self.parts)):
-                one = tuple(float(i == part) for i in range(len(self.parts)))
-                weights = Weights(
-                    forward=one, backward=one, update=none, late=none, stored=none, kept=none
-                )
-                sums = [
-                    self.sums(schedule, replace(weights, beside=shares)).seconds
-                    for shares in self.extremes
-                ]
-                found.append(max(map(self.elimination.least, sums)))
-            self._least[recompute] = tuple(found)
-        return self._least[recompute]
+        return self._least_of(recompute, "forward", "backward")
+
+    def least_halves(self, recompute: str) -> tuple[float, ...]:
+        """The least of each segment, as :meth:`least_parts`, without gradients of weights.
+
+        First of forward and backward, where these are tasks of their own, then of forward alone.
+        """
+        both = self._least_of(recompute, "forward", "backward", is_apart=True)
+        return both + self._least_of("none", "forward")
 
     @property
     def extremes(self) -> tuple[Shares | None, ...]:
@@ -618,18 +664,45 @@ class Folded:
 
         Chosen for that segment alone; gathered weights are not counted.
         """
-        if recompute not in self._lean:
-            none = (0.0,) * len(self.parts)
-            found = []
-            for part in range(len(self.parts)):
-                one = tuple(float(i == part) for i in range(len(self.parts)))
+        return self._least_of(recompute, "kept")
+
+    def least_waiting(self) -> tuple[float, ...]:
+        """The same for gradients of weights, where these are tasks of their own."""
+        return self._least_of("none", "waiting", is_apart=True)
+
+    def _least_of(self, recompute: str, *counted: str, is_apart: bool = False) -> tuple[float, ...]:
+        """The least of each segment, chosen for it alone, of some rows of :class:`Weights`.
+
+        Seconds of ``forward`` and ``backward``, or bytes. ``is_apart``: where gradients of weights
+        are tasks of their own, which do not count.
+        """
+        key = recompute, is_apart, *counted
+        if key not in self._least:
+            schedule, count = Schedule(recompute=recompute), len(self.parts)
+            none: tuple[float, ...] = (0.0,) * count
+            found: list[float] = []
+            for part in range(count):
+                one = tuple(float(i == part) for i in range(count))
                 weights = Weights(
-                    forward=none, backward=none, update=none, late=none, stored=none, kept=one
+                    forward=one if "forward" in counted else none,
+                    backward=one if "backward" in counted else none,
+                    update=none,
+                    late=none,
+                    stored=none,
+                    kept=one if "kept" in counted else none,
+                    weight=none if is_apart else None,
+                    waiting=one if "waiting" in counted else None,
                 )
-                sums = self.sums(Schedule(recompute=recompute), weights)
-                found.append(self.elimination.least(sums.num_bytes))
-            self._lean[recompute] = tuple(found)
-        return self._lean[recompute]
+                if "forward" in counted:
+                    sums = [
+                        self.sums(schedule, replace(weights, beside=shares)).seconds
+                        for shares in self.extremes
+                    ]
+                    found.append(max(map(self.elimination.least, sums)))
+                else:
+                    found.append(self.elimination.least(self.sums(schedule, weights).num_bytes))
+            self._least[key] = tuple(found)
+        return self._least[key]
 
     # ---- exact figures ----------------------------------------------------------------------
 
@@ -673,7 +746,7 @@ class Folded:
 
         def measured(schedule: Schedule) -> Measured:
             how = schedule.recompute, schedule.optimizer_shards, schedule.overlapped
-            full = found.key, *how
+            full = found.key, *how, schedule.splits_backward
             if full not in self._measured:
                 segments_ = measure(self.model, program, schedule)
                 self._measured[full] = segments_.with_blocks(self.blocks)

@@ -78,9 +78,10 @@ class _Places(_Walk):
         )
 
     def _put_down(self, node: Node, walk: Callable[[], None]) -> None:
-        self._node, before = node, len(self._happenings)
+        later = self._part.weights or []
+        self._node, before, until = node, len(self._happenings), len(later)
         walk()
-        for happening in self._happenings[before:]:
+        for happening in (*self._happenings[before:], *(self._part.weights or [])[until:]):
             if isinstance(happening, Work):
                 self._add("computing", self.model.seconds(happening))
 

@@ -209,9 +209,8 @@ class Scheduled:
         for _ in range(CHAINS):
             # What these strategies wait for is the better sum, and the closer bound.
             way = self._chain(found.step)
-            if way == self.way or self._seconds(way, found.step) <= self._seconds(
-                self.way, found.step
-            ) * (1 + CLOSE):
+            chunks = found.step.chunks
+            if way == self.way or way.seconds(chunks) <= self.way.seconds(chunks) * (1 + CLOSE):
                 break
             self.way = way
             other = self._solve()
@@ -402,22 +401,15 @@ class Scheduled:
 
     def _longest_way(self, tied: Tied) -> Way:
         """Of the ways that are known beforehand the one that takes longest with a choice."""
-        seconds = [t for s in self._kinds for t in self.folded.parts_at(s, tied.choice)]
-        blocks = self.schedule.stage_blocks
-        rows = rows_of(self.is_block, self.stands_for, self.ways, blocks)
-        lengths = [sum(n * t for n, t in zip(row, seconds, strict=True)) for row in rows]
-        return self.ways[max(range(len(rows)), key=lengths.__getitem__)]
+        seconds = np.hstack([self.folded.passes_at(s, tied.choice) for s in self._kinds])
+        rows = rows_of(self.is_block, self.stands_for, self.ways, self.schedule.stage_blocks)
+        lengths = (rows * seconds[:, None, :]).sum(axis=(0, 2))
+        return self.ways[int(lengths.argmax())]
 
     def _chain(self, step: Step) -> Way:
         """What takes longest of all with these strategies."""
         s = self.schedule
         return critical(s.order, step.chunks, s.stages, s.microbatches)
-
-    def _seconds(self, way: Way, step: Step) -> float:
-        """What a way takes with these strategies."""
-        forward = sum(n * c.forward_s for n, c in zip(way.forward, step.chunks, strict=True))
-        backward = sum(n * c.backward_s for n, c in zip(way.backward, step.chunks, strict=True))
-        return forward + backward + way.sends * step.chunks[0].send_s
 
     def _fullest_rank(self, step: Step) -> int:
         """The stage whose memory is the fullest, with these strategies."""

@@ -2,13 +2,13 @@
 
 An arrangement says how many stages a pipeline has, how the devices of a stage lie on the axes
 ``replica`` x ``data`` x ``expert`` x ``context`` x ``model``, how many samples one microbatch has,
-in what order a pipeline works, and what backward computes again. ``expert`` cuts the batch and, of
-layers of experts, the experts; ``context`` cuts the tokens of each sample. What it leaves to the
-inner search: how each operator uses the ``model`` axis, and which parameters are stored in parts
-along ``data`` with ``context`` (FSDP) and ``model``. Parameters are whole along ``replica``: shard
-inside a unit of the cluster, replicate across (HSDP); but for experts they are whole along
-``expert`` too. The optimizer's state and work are always shared by all that hold a parameter whole
-(ZeRO 1): that costs nothing.
+in what order a pipeline works (1F1B, interleaved, zero-bubble), and what backward computes again.
+``expert`` cuts the batch and, of layers of experts, the experts; ``context`` cuts the tokens of
+each sample. What it leaves to the inner search: how each operator uses the ``model`` axis, and
+which parameters are stored in parts along ``data`` with ``context`` (FSDP) and ``model``.
+Parameters are whole along ``replica``: shard inside a unit of the cluster, replicate across (HSDP);
+but for experts they are whole along ``expert`` too. The optimizer's state and work are always
+shared by all that hold a parameter whole (ZeRO 1): that costs nothing.
 
 Of blocks whose backward computes again all may do so, or about a quarter, half or three quarters,
 equally many on each stage. Stages of one chunk divide the blocks evenly, alone or with both ends as
@@ -18,8 +18,9 @@ takes beside a block.
 Left out, since another arrangement is as fast and takes no more memory: GPipe (1F1B), recomputing
 what backward does not need, tokens cut where there are samples to cut (``context`` and the samples
 of a microbatch have no common divisor: in its place more devices along ``data`` take fewer samples
-each). Left out too: interleaved schedules whose microbatches do not come in
-whole rounds of the stages (Megatron-LM does not take them), or whose chunks are uneven.
+each). Left out too: interleaved schedules whose microbatches do not come in whole rounds of the
+stages (Megatron-LM does not take them), or whose chunks are uneven; and zero-bubble schedules of
+several chunks a rank (ZB-V).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from math import gcd, prod
 
 from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
-from autoshard.errors import MeshError, UnknownNameError
+from autoshard.errors import MeshError, RequestError, UnknownNameError
 from autoshard.kernels import Style
 from autoshard.plan import MeshDocument, Schedule, blocks_text
 from autoshard.search.ladder import divisors
@@ -39,6 +40,9 @@ from autoshard.search.stages import Ends, balanced, divides, slowest
 from autoshard.sharding.layout import Shape
 
 AXES = ("pipeline", "replica", "data", "expert", "context", "model")
+ORDERS = ("1f1b", "interleaved", "zero-bubble")
+"""Orders of a pipeline's tasks that are tried."""
+
 USES: Mapping[str, AxisUse] = {
     "replica": "data",
     "data": "batch",
@@ -74,6 +78,7 @@ class Arrangement:
         micro_batch: samples of a microbatch on one device along replica, data and expert.
         microbatches: of one step.
         virtual_stages: chunks of the model on each stage.
+        order: of a pipeline's tasks, one of ``ORDERS``.
         recompute: see :class:`autoshard.plan.Schedule`.
         stage_blocks: blocks of each stage, where they are uneven; None: even.
         recomputed_blocks: how many blocks ``recompute`` is of, spread evenly; None: all.
@@ -88,14 +93,23 @@ class Arrangement:
     micro_batch: int
     microbatches: int
     virtual_stages: int
+    order: str = "1f1b"
     recompute: str
     stage_blocks: tuple[int, ...] | None = None
     recomputed_blocks: int | None = None
 
+    def __post_init__(self) -> None:
+        """Check that the order goes with the chunks."""
+        if (self.order == "interleaved") != (self.virtual_stages > 1):
+            raise RequestError(
+                f"{self.virtual_stages} chunks a stage do not go with the order {self.order!r}; "
+                "several chunks are interleaved, one is not"
+            )
+
     @property
-    def order(self) -> str:
-        """Of the pipeline's tasks."""
-        return "interleaved" if self.virtual_stages > 1 else "1f1b"
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are a task of their own."""
+        return self.order == "zero-bubble" and self.pipeline > 1
 
     @property
     def batch(self) -> int:
@@ -152,6 +166,7 @@ class Arrangement:
             "model": self.model,
             "micro_batch": self.micro_batch,
             "virtual_stages": self.virtual_stages,
+            "order": self.order,
             "recompute": self.recompute,
             "split": "even" if self.stage_blocks is None else "uneven",
             "recomputed": "all" if self.recomputed_blocks is None else self.recomputed_blocks,
@@ -167,6 +182,8 @@ class Arrangement:
         words = [f"{n}={s}" for n, s in sizes if s > 1] or ["one device"]
         if self.virtual_stages > 1:
             words[0] += f" x {self.virtual_stages}"
+        if self.order == "zero-bubble":
+            words[0] += " zero-bubble"
         if self.stage_blocks is not None:
             words[0] += f" of {blocks_text(self.stage_blocks)} blocks"
         if self.microbatches > 1:
@@ -193,6 +210,7 @@ def arrangements(
     experts: int = 1,
     axes: Mapping[str, Range] | None = None,
     recompute: tuple[str, ...] = RECOMPUTE,
+    orders: tuple[str, ...] = ORDERS,
     ends: Mapping[str, Ends] | None = None,
 ) -> list[Arrangement]:
     """Every arrangement of the cluster's devices for a step of ``global_batch`` samples.
@@ -206,6 +224,7 @@ def arrangements(
         axes: least and most size of some axes.
         recompute: kinds of recomputation that are tried; ``selective`` differs from
             ``none`` only where blocks make attention scores.
+        orders: of a pipeline's tasks that are tried; without stages there is one.
         ends: what stands before and after the blocks, beside a block with each kind of
             recomputation; None: it is not known, and stages are even.
 
@@ -249,7 +268,9 @@ def arrangements(
                     others = replica, data * common, expert, context // common, model
                     if common > 1 and may_all(*others):
                         continue
-                    for virtual in _chunks(p, each // micro, blocks):
+                    for virtual, order in _orders(p, each // micro, blocks):
+                        if p > 1 and order not in orders:
+                            continue
                         out += [
                             Arrangement(
                                 pipeline=p,
@@ -261,6 +282,7 @@ def arrangements(
                                 micro_batch=micro,
                                 microbatches=each // micro,
                                 virtual_stages=virtual,
+                                order=order,
                                 recompute=kind,
                                 stage_blocks=split,
                                 recomputed_blocks=some,
@@ -304,12 +326,13 @@ def _replicas(cluster: Cluster, data: int, share: int) -> list[int]:
 
 
 @cache
-def _chunks(stages: int, microbatches: int, blocks: int) -> tuple[int, ...]:
-    """How many chunks each rank of a pipeline may have."""
+def _orders(stages: int, microbatches: int, blocks: int) -> tuple[tuple[int, str], ...]:
+    """How many chunks each rank of a pipeline may have, and the order of its tasks."""
     if stages == 1:
-        return (1,)
+        return ((1, "1f1b"),)
     most = range(2, blocks // stages + 1) if microbatches % stages == 0 else ()
-    return (1, *(n for n in most if divides(blocks, stages * n)))
+    chunks = [n for n in most if divides(blocks, stages * n)]
+    return ((1, "1f1b"), *((n, "interleaved") for n in chunks), (1, "zero-bubble"))
 
 
 @cache

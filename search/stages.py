@@ -46,6 +46,15 @@ def held_microbatches(schedule: Schedule, rank: int) -> tuple[tuple[float, float
     return tuple(sorted(out, reverse=True))
 
 
+def bounding_microbatches(schedule: Schedule, rank: int) -> tuple[float, float]:
+    """One pair of :func:`held_microbatches`, each of which bounds the bytes of a stage.
+
+    Where most is computed again little is kept until backward, but all of it until W.
+    """
+    held = held_microbatches(schedule, rank)
+    return held[-1] if schedule.recompute in ("full", "reentrant") else held[0]
+
+
 def divides(blocks: int, chunks: int) -> bool:
     """Whether chunks can have equally many blocks, or would if both ends counted as a block.
 

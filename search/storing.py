@@ -62,14 +62,14 @@ class Storing:
         each: Numbers = self._rows(schedule).sum(axis=1) * seconds_a_byte
         return each
 
-    def first_stage(
+    def stage(
         self, schedules: Sequence[Schedule], inside: Sequence[int], sizes: Shape, room: float
     ) -> float:
-        """Seconds of one microbatch in the first stage beside :meth:`each`, for want of memory.
+        """Seconds of one microbatch in a stage beside :meth:`each`, for want of memory.
 
         Args:
             schedules: of a step, one for each kind of recomputation that blocks have.
-            inside: for each of these how often each segment of the graph is in the first stage.
+            inside: for each of these how often each segment of the graph is in the stage.
             sizes: see :meth:`each`.
             room: bytes that are left where everything is cut over all devices of the stage.
 
@@ -107,7 +107,7 @@ class Storing:
         return min(adding, in_parts), max(0.0, in_parts - adding)
 
     def _inside(self, schedules: Sequence[Schedule], inside: Sequence[int]) -> tuple[float, float]:
-        """Bytes of parameters of the first stage that are gathered once, and twice."""
+        """Bytes of parameters of a stage that are gathered once, and twice."""
         key = tuple(inside), tuple(s.recompute for s in schedules)
         if key not in self._sums:
             once, twice = np.array(inside) @ np.concatenate([self._rows(s) for s in schedules])

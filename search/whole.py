@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +64,10 @@ AHEAD = 128
 
 DEAR = 4
 """How many of these may be of the last level: where they are the last ones, they were in vain."""
+
+BUBBLE = 0.15
+"""Stages less one, as a share of the microbatches, up to which the work alone bounds forward and
+backward of zero-bubble without gradients of weights: they count for little beside the rest."""
 
 TRIALS = 100
 """Trials of a sampler that does not know when it has found the optimum."""
@@ -134,10 +138,14 @@ class Least:
     Attributes:
         seconds: of one microbatch.
         kept: bytes for its backward.
+        halves: seconds without gradients of weights, see ``Folded.least_halves``; empty: not known.
+        waiting: bytes for these where they are tasks of their own; empty: not known.
     """
 
     seconds: tuple[float, ...]
     kept: tuple[float, ...]
+    halves: tuple[float, ...] = ()
+    waiting: tuple[float, ...] = ()
 
 
 class Problems:
@@ -175,7 +183,7 @@ class Problems:
         self._folded: dict[Mesh, Folded] = {}
         self._scheduled: dict[Arrangement, Scheduled] = {}
         self._found: dict[Arrangement, Found] = {}
-        self._leasts: dict[tuple[Mesh, str], Least] = {}
+        self._leasts: dict[tuple[Mesh, str, str], Least] = {}
         self._floors: Floors | None = None
         self.bounded = self.solved = 0
 
@@ -225,7 +233,13 @@ class Problems:
         return other
 
     def prepare(self, space: Sequence[Arrangement]) -> None:
-        """Make ready for bounds."""
+        """Make ready for bounds.
+
+        Raises:
+            RequestError: an arrangement cannot be searched so, see :meth:`schedule`.
+        """
+        for a in space if self.overlapped else ():
+            self.schedule(a)
         self._most = max(a.micro_batch for a in space)
         self._floors = Floors(
             self.graphs(max(a.batch for a in space)),
@@ -263,31 +277,39 @@ class Problems:
         there saves no computing but the optimizer's, which is left out, and costs messages: the
         least that the memory asks for.
         """
-        least = self._least(self._alone(a), a.kinds)
-        return self._bound_alone(a, least, 1, [held for each in least for held in each.kept])
+        least = self._least(self._alone(a), a.kinds, _apart(a))
+        kept = [held for each in least for held in each.kept]
+        return self._bound_alone(a, least, 1, kept)
 
     def least(self, a: Arrangement) -> Least:
         """What the segments of an arrangement's mesh and microbatch take at least."""
-        folded = self.folded(a)
-        return Least(folded.least_parts(a.recompute), folded.least_kept(a.recompute))
+        folded, kind = self.folded(a), a.recompute
+        parts, kept = folded.least_parts(kind), folded.least_kept(kind)
+        if a.order != "zero-bubble":
+            return Least(parts, kept)
+        halves = folded.least_halves(kind) if _apart(a) == "halves" else ()
+        return Least(parts, kept, halves, folded.least_waiting())
 
-    def _least(self, a: Arrangement, kinds: Sequence[str]) -> list[Least]:
+    def _least(self, a: Arrangement, kinds: Sequence[str], apart: str = "") -> list[Least]:
         """The same with each of some kinds of recomputation."""
-        keys = [(_mesh(a), kind) for kind in kinds]
+        keys = [(_mesh(a), kind, apart) for kind in kinds]
         for key in keys:
             if key not in self._leasts:
-                self._leasts[key] = self.least(_of_kind(a, key[1]))
+                self._leasts[key] = self.least(_of_kind(a, *key[1:]))
         return [self._leasts[key] for key in keys]
 
-    def needed(self, level: str, a: Arrangement) -> Iterator[tuple[tuple[Mesh, str], Arrangement]]:
+    def needed(
+        self, level: str, a: Arrangement
+    ) -> Iterator[tuple[tuple[Mesh, str, str], Arrangement]]:
         """Of which meshes a bound needs :meth:`least`, where that is not known yet."""
         if level == "bound":
             return
         alone = self._most_samples(a) if level == "by_share" else self._alone(a)
+        apart = _apart(a) if level == "by_axes" else ""
         for kind in a.kinds:
-            key = _mesh(alone), kind
+            key = _mesh(alone), kind, apart
             if key not in self._leasts:
-                yield key, _of_kind(alone, kind)
+                yield key, _of_kind(alone, kind, apart)
 
     def _alone(self, a: Arrangement) -> Arrangement:
         """The axes that share a sample."""
@@ -315,8 +337,15 @@ class Problems:
         shares: int,
         kept: Sequence[float] | None = None,
     ) -> float:
-        seconds = np.concatenate([each.seconds for each in least]) / shares
-        return self.floors.with_storing(a, seconds, self.floors.room(a, kept))
+        parts = [each.seconds for each in least]
+        seconds = np.concatenate(parts) / shares
+        waiting = [held for each in least for held in each.waiting]
+        if a.splits_backward:
+            rest = self.floors.pace(a).parts[len(seconds) :]
+            if least[0].halves:
+                rest = np.hstack([np.reshape(each.halves, (2, -1)) for each in least]).ravel()
+            seconds = np.concatenate([seconds, rest])
+        return self.floors.with_storing(a, seconds, self.floors.rooms(a, kept, waiting))
 
     def folded(self, a: Arrangement) -> Folded:
         """The tables of an arrangement's mesh and microbatch."""
@@ -350,8 +379,17 @@ class Problems:
         return self._scheduled[a]
 
     def schedule(self, a: Arrangement) -> Schedule:
-        """How a step of an arrangement is run."""
+        """How a step of an arrangement is run.
+
+        Raises:
+            RequestError: zero-bubble with messages beside computing, which has no bound yet.
+        """
         schedule = a.schedule(self.style)
+        if self.overlapped and a.splits_backward:
+            raise RequestError(
+                f"{a.label} with messages of {', '.join(self.overlapped)} beside computing has no "
+                "bound; search it without these, or leave zero-bubble out (orders=...)"
+            )
         if not self.overlapped:
             return schedule
         return schedule.model_copy(update={"overlapped": self.overlapped})
@@ -452,12 +490,27 @@ def _mesh(a: Arrangement) -> Mesh:
     return a.batch, (a.pipeline, *a.sizes)
 
 
-def _of_kind(a: Arrangement, kind: str) -> Arrangement:
-    """The mesh and microbatch of an arrangement alone, with one kind of recomputation."""
+def _apart(a: Arrangement) -> str:
+    """What is asked of tables beside figures of whole backwards.
+
+    Nothing where gradients of weights are no tasks of their own, else what ``waiting`` takes; and
+    ``halves`` where passes without these gradients are more than a few.
+    """
+    if not a.splits_backward:
+        return ""
+    return "halves" if a.pipeline - 1 > BUBBLE * a.microbatches else "waiting"
+
+
+def _of_kind(a: Arrangement, kind: str, apart: str) -> Arrangement:
+    """The mesh and microbatch of an arrangement alone, with one kind of recomputation.
+
+    And one of those for which :func:`_apart` is the same.
+    """
     return replace(
         a,
-        microbatches=1,
+        microbatches=1 if apart == "halves" else ceil(a.pipeline / BUBBLE),
         virtual_stages=1,
+        order="zero-bubble" if apart else "1f1b",
         recompute=kind,
         stage_blocks=None,
         recomputed_blocks=None,

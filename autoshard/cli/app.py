@@ -272,6 +272,15 @@ def plan(
             "may be repeated; what is fastest if left out, of all but pointwise.",
         ),
     ] = None,
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--schedule",
+            metavar="ORDER",
+            help="Schedule of a pipeline in the full space: 1f1b, interleaved or zero-bubble; may "
+            "be repeated; what is fastest if left out.",
+        ),
+    ] = None,
     keep: Annotated[
         Path | None,
         typer.Option(
@@ -400,6 +409,7 @@ def plan(
         within=within or None,
         constraints=pin or None,
         recompute=recompute or None,
+        schedule=schedule or None,
         keep=keep,
         free=free or None,
         sampler=None if sampler is Sampler.bound else sampler.value,

@@ -60,6 +60,7 @@ def front(
     axes: Sequence[str] | Mapping[str, int | tuple[int, int | None]] | None = None,
     within: Sequence[str] | Mapping[str, str] | None = None,
     recompute: str | Sequence[str] | None = None,
+    schedule: str | Sequence[str] | None = None,
     sampler: str = "bound",
     kernels: str = "eager",
     spacing: float = SPACING,
@@ -87,6 +88,7 @@ def front(
         axes: see there.
         within: see there.
         recompute: see there.
+        schedule: see there.
         sampler: ``bound``: the limit of memory is swept, and each point is the search's own
             answer; or an Optuna study of two objectives: ``nsga`` (NSGA-II), ``tpe``, ``gp``,
             ``random``.
@@ -121,6 +123,7 @@ def front(
             axes=axes,
             within=within,
             recompute=recompute,
+            schedule=schedule,
             global_batch=global_batch,
             seq_len=seq_len,
             dtype=resolve_dtype(dtype),
@@ -132,7 +135,7 @@ def front(
     else:
         from autoshard.planner.planning import check_plain
 
-        check_plain(space, axes, within, recompute, "bound", kernels)
+        check_plain(space, axes, within, recompute, schedule, "bound", kernels)
         captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
         searched = PlainSpace(
             Asked(

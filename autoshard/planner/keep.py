@@ -17,7 +17,7 @@ from autoshard.imports.kept import Kept
 from autoshard.plan import Alternative, StepTime
 from autoshard.planner.request import SHORT_AXES
 from autoshard.planner.whole_nearest import WholeAsked
-from autoshard.search.demands import SIZES, Demands
+from autoshard.search.demands import SCHEDULE, SIZES, Demands
 from autoshard.search.outer import why
 from autoshard.search.pipeline import check
 from autoshard.search.scheduled import Found, Scheduled
@@ -26,6 +26,9 @@ from autoshard.search.stages import divides
 from autoshard.search.whole import Problems
 
 RECOMPUTE = "recompute"
+SCHEDULES = ("1f1b", "interleaved")
+"""Of a pipeline, what Megatron-LM has, and what torchtitan's are taken as."""
+
 STORED: dict[str, dict[str, AxisUse]] = {
     "whole": {"data": "data", "context": "context"},
     "cut": {"data": "fsdp"},
@@ -53,7 +56,7 @@ class Keeping:
     Attributes:
         name: of the file.
         kept: what it fixes.
-        free: names of sizes (or ``recompute``) that are searched all the same.
+        free: names of sizes (or ``recompute``, ``schedule``) that are searched all the same.
     """
 
     name: str
@@ -135,7 +138,12 @@ class Keeping:
         if kind is not None and asked.recompute and kind not in asked.recompute:
             words = f"recompute {' or '.join(asked.recompute)}"
             raise self._contradicts(f"recompute {kind}", RECOMPUTE, words)
-        return asked.changed(sizes=sizes, recompute=asked.recompute if kind is None else (kind,))
+        orders = () if SCHEDULE in self.free else SCHEDULES
+        return asked.changed(
+            sizes=sizes,
+            recompute=asked.recompute if kind is None else (kind,),
+            schedules=asked.schedules or orders,
+        )
 
     def _contradicts(self, kept: str, name: str, asked: str) -> RequestError:
         return RequestError(
@@ -180,6 +188,7 @@ class Keeping:
             micro_batch=micro,
             microbatches=microbatches,
             virtual_stages=virtual,
+            order="interleaved" if virtual > 1 else "1f1b",
             recompute=kept.recompute or "none",
             recomputed_blocks=self._recomputed(blocks, pipeline * virtual),
         )
@@ -264,8 +273,8 @@ def keeping(path: str | Path, free: Sequence[str]) -> Keeping:
     names = []
     for name in free:
         full = SHORT_AXES.get(name, name)
-        if full not in (*SIZES, RECOMPUTE):
-            raise UnknownNameError("size to free", name, (*SIZES, RECOMPUTE))
+        if full not in (*SIZES, RECOMPUTE, SCHEDULE):
+            raise UnknownNameError("size to free", name, (*SIZES, RECOMPUTE, SCHEDULE))
         names.append(full)
     file = Path(path)
     try:

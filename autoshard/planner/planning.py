@@ -77,6 +77,7 @@ def optimize(
     axes: Sequence[str] | Mapping[str, int | tuple[int, int | None]] | None = None,
     within: Sequence[str] | Mapping[str, str] | None = None,
     recompute: str | Sequence[str] | None = None,
+    schedule: str | Sequence[str] | None = None,
     keep: str | Path | None = None,
     free: Sequence[str] = (),
     sampler: str = "bound",
@@ -123,10 +124,12 @@ def optimize(
         recompute: ``none``, ``selective`` (attention scores, where they are tensors),
             ``pointwise`` (norms, activations and what else is cheap) or ``full``, or several, in
             the full space; None: what is fastest of all but ``pointwise``.
+        schedule: of a pipeline, ``1f1b``, ``interleaved`` or ``zero-bubble``, or several, in the
+            full space; None: what is fastest.
         keep: a configuration of Megatron-LM (flags, or ``.yaml``) or torchtitan (``.toml``, or a
             recipe's ``.py``), in the full space: what it states is kept, the rest is searched;
             batch, length and dtype are the file's where not given.
-        free: sizes (or ``recompute``) of ``keep`` that are searched all the same.
+        free: sizes (or ``recompute``, ``schedule``) of ``keep`` that are searched all the same.
         sampler: of the full space, ``bound``, with a proof, or ``tpe``, ``nsga``, ``gp``,
             ``random``; with ``measure``, of what is run: ``bound`` stands for the best by
             prediction, the others propose all but the first.
@@ -165,6 +168,7 @@ def optimize(
             axes=axes,
             within=within,
             recompute=recompute,
+            schedule=schedule,
             keep=keep,
             sampler=None if sampler == "bound" else sampler,
             measure=measure,
@@ -215,6 +219,7 @@ def optimize(
                 axes=axes,
                 within=within,
                 recompute=recompute,
+                schedule=schedule,
                 global_batch=global_batch,
                 seq_len=seq_len,
                 dtype=resolve_dtype(dtype),
@@ -243,6 +248,7 @@ def optimize(
             axes,
             within,
             recompute,
+            schedule,
             "bound" if measure is not None else sampler,
             purpose.kernels,
             keep or free,
@@ -581,6 +587,7 @@ def check_plain(
     axes: object,
     within: object,
     recompute: object,
+    schedule: object,
     sampler: str,
     kernels: str,
     keep: object = None,
@@ -599,6 +606,7 @@ def check_plain(
         ("axes", bool(axes)),
         ("within", bool(within)),
         ("recompute", bool(recompute)),
+        ("schedule", bool(schedule)),
         ("sampler", sampler != "bound"),
         ("kernels", kernels != "eager"),
         ("keep", bool(keep)),

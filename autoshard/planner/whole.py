@@ -64,7 +64,7 @@ class Whole:
         c = self.result.certificate
         return (
             f"space: {c.arrangements:,} arrangements of stages, replicas, data, expert, context "
-            "and model axes, microbatches and recomputation, with blocks alike; "
+            "and model axes, schedules, microbatches and recomputation, with blocks alike; "
             f"{c.bounded:,} bounded by their tables, {c.solved:,} solved and priced; the plan is "
             f"within {c.gap:.2%} of the bound"
         )
@@ -122,6 +122,7 @@ def asked_of(
     axes: Sequence[str] | Mapping[str, int | Range] | None,
     within: Sequence[str] | Mapping[str, str] | None,
     recompute: str | Sequence[str] | None,
+    schedule: str | Sequence[str] | None = None,
     global_batch: int | None,
     seq_len: int | None,
     dtype: str | None,
@@ -153,6 +154,7 @@ def asked_of(
         sizes=read_axes(axes),
         within=read_within(within),
         recompute=(recompute,) if isinstance(recompute, str) else tuple(recompute or ()),
+        schedules=(schedule,) if isinstance(schedule, str) else tuple(schedule or ()),
         pins=read_pins(constraints),
     )
     capture = crew.family if crew else family_of

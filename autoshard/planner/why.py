@@ -126,6 +126,10 @@ def _kinds(best: Arrangement) -> Iterator[tuple[str, Callable[[Arrangement], boo
         lambda a: a.micro_batch != best.micro_batch,
     )
     if best.pipeline > 1:
+        yield (
+            f"other schedules than {best.order}",
+            lambda a: a.pipeline > 1 and a.order != best.order,
+        )
         yield f"other stages than {best.pipeline}", lambda a: a.pipeline not in (1, best.pipeline)
     if best.stage_blocks is not None:
         yield "even stages", lambda a: a.pipeline == best.pipeline and a.stage_blocks is None

@@ -220,6 +220,7 @@ def _arrangement(row: Row, schedule: Schedule) -> Arrangement:
         micro_batch=size["micro_batch"],
         microbatches=schedule.microbatches,
         virtual_stages=schedule.virtual_stages,
+        order="interleaved" if schedule.virtual_stages > 1 else "1f1b",
         recompute=schedule.recompute,
     )
 
@@ -246,6 +247,7 @@ class _Search:
             tokens=self.family.tokens,
             experts=self.family.experts,
             recompute=self.family.recomputation,
+            orders=("1f1b", "interleaved"),  # those of the rows
             ends=ends_of(graph(first), self.seen, schedule.style, self.family.recomputation),
         )
 

@@ -134,6 +134,14 @@ def test_a_range_that_holds_the_size_is_narrowed_to_it() -> None:
     assert demands.recompute == ("none",)
 
 
+def test_a_file_keeps_to_the_schedules_of_its_tool() -> None:
+    flags = "--pipeline-model-parallel-size 4"
+    asked = Demands(schedules=("zero-bubble",))
+    assert chunked(flags).demands(Demands(), 8).schedules == ("1f1b", "interleaved")
+    assert chunked(flags, ("schedule",)).demands(Demands(), 8).schedules == ()
+    assert chunked(flags).demands(asked, 8).schedules == asked.schedules
+
+
 def test_a_file_is_kept_in_the_full_space_only(run: Path) -> None:
     with pytest.raises(RequestError, match="keep is of the full space"):
         autoshard.optimize(MODEL, cluster="h100", devices=8, keep=run, progress=None)

@@ -184,6 +184,10 @@ def test_demands_leave_what_is_as_demanded() -> None:
     assert left() == every
     assert left(sizes={"micro-batch": (2, 2)}) == [a for a in every if a.micro_batch == 2]
     assert left(recompute=("full",)) == [a for a in every if a.recompute == "full"]
+    in_turn = left(schedules=("1f1b", "interleaved"))
+    assert in_turn == [a for a in every if a.order != "zero-bubble"] != every
+    split = left(schedules=("zero-bubble",))
+    assert split == [a for a in every if a.pipeline == 1 or a.order == "zero-bubble"]
     near = left(within={"model": "node"})
     assert near == [a for a in every if a.model <= 2]
     data = left(within={"data": "node"})
@@ -194,12 +198,14 @@ def test_demands_leave_what_is_as_demanded() -> None:
         left(within={"model": "rack"})
     with pytest.raises(UnknownNameError, match="unknown recomputation 'ful'; nearest: full"):
         left(recompute=("ful",))
+    with pytest.raises(UnknownNameError, match="unknown schedule 'zero'; nearest: zero-bubble"):
+        left(schedules=("zero",))
     with pytest.raises(MeshError, match=r"none of .* arrangements .* has micro-batch=3"):
         left(sizes={"micro-batch": (3, 3)})
 
 
 def test_demands_are_of_the_full_space() -> None:
-    for options in ({"within": ["model=node"]}, {"recompute": "full"}):
+    for options in ({"within": ["model=node"]}, {"recompute": "full"}, {"schedule": "1f1b"}):
         with pytest.raises(RequestError, match="is of the full space"):
             autoshard.optimize("gpt2", cluster="h100", progress=None, **options)
     with pytest.raises(RequestError, match="write it as model=node"):

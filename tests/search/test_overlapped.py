@@ -8,6 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
+from autoshard.cluster import Cluster
+from autoshard.errors import RequestError
 from autoshard.plan import Schedule
 from autoshard.search.bounds import ways, weights
 from autoshard.search.folded import Shares
@@ -15,7 +17,8 @@ from autoshard.search.scheduled import Scheduled
 from autoshard.search.space import Arrangement, Range, arrangements
 from autoshard.search.step import Work, measure
 from autoshard.search.whole import Problems, search_whole
-from tests.search.test_whole import MODELS, TOKENS, bounds, reserved, space
+from tests.search.test_whole import MODELS, TOKENS, bounds, reserved
+from tests.search.test_whole import space as whole_space
 
 OVERLAPS = (("data",), ("context", "model"), ("data", "context", "model"))
 
@@ -24,6 +27,13 @@ OVERLAPS = (("data",), ("context", "model"), ("data", "context", "model"))
 def problems(model: str, cluster: str, devices: int, overlapped: tuple[str, ...]) -> Problems:
     graphs, depth = MODELS[model]
     return Problems(graphs, depth, reserved(cluster, devices), overlapped=overlapped)
+
+
+def space(
+    model: str, cluster: Cluster, batch: int, axes: dict[str, Range] | None = None
+) -> list[Arrangement]:
+    """Zero-bubble is not searched with messages beside computing."""
+    return [a for a in whole_space(model, cluster, batch, axes) if not a.splits_backward]
 
 
 CASES: list[tuple[str, str, int, int, dict[str, Range]]] = [
@@ -171,3 +181,10 @@ def test_a_schedule_without_overlap_has_one_sum() -> None:
     assert inner.folded(a).extremes == (None,)
     assert inner.schedule(a) == a.schedule()
     assert isinstance(inner.schedule(a), Schedule)
+
+
+def test_zero_bubble_is_refused_where_messages_run_beside_computing() -> None:
+    inner = problems("llama", "h100", 4, ("data",))
+    points = whole_space("llama", inner.cluster, 8, {"pipeline": (2, 2)})
+    with pytest.raises(RequestError, match="leave zero-bubble out"):
+        inner.under(inner.limit).prepare(points)
