@@ -31,9 +31,9 @@ class Divided(Problems):
     def raised(self, asked: Sequence[Question], then: Sequence[Question] = ()) -> list[float]:
         """See :meth:`Problems.raised`."""
         # Thousands of the first bounds need what few meshes take: only that is asked of others.
-        needed = {key: mesh for level, a in asked for key, mesh in self.needed(level, a)}
+        needed = {key: what for level, a in asked for key, what in self.needed(level, a)}
         bounds = [a for level, a in asked if level == "bound"]
-        questions = [Ask("least", mesh, self.mesh_of(mesh)) for mesh in needed.values()]
+        questions = [Ask("least", what, self.mesh_of(what[0])) for what in needed.values()]
         questions += [self._ask("bound", a) for a in bounds]
         answers = self.workers.answers(questions, self._beside(then))
         self._leasts.update(zip(needed, answers, strict=False))

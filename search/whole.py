@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from math import ceil, inf
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +68,9 @@ DEAR = 4
 BUBBLE = 0.15
 """Stages less one, as a share of the microbatches, up to which the work alone bounds forward and
 backward of zero-bubble without gradients of weights: they count for little beside the rest."""
+
+SECONDS = "seconds"
+"""What bounds of a share ask of tables: no bytes."""
 
 TRIALS = 100
 """Trials of a sampler that does not know when it has found the optimum."""
@@ -137,13 +140,13 @@ class Least:
 
     Attributes:
         seconds: of one microbatch.
-        kept: bytes for its backward.
+        kept: bytes for its backward; empty: not known.
         halves: seconds without gradients of weights, see ``Folded.least_halves``; empty: not known.
         waiting: bytes for these where they are tasks of their own; empty: not known.
     """
 
     seconds: tuple[float, ...]
-    kept: tuple[float, ...]
+    kept: tuple[float, ...] = ()
     halves: tuple[float, ...] = ()
     waiting: tuple[float, ...] = ()
 
@@ -267,7 +270,7 @@ class Problems:
         n samples take no less than the share n / m of what m take, nor do the tokens of one device
         along ``context`` take less than their share.
         """
-        least = self._least(self._most_samples(a), a.kinds)
+        least = self._least(self._most_samples(a), a.kinds, SECONDS)
         return self._bound_alone(a, least, -(-self._most // a.micro_batch) * a.context)
 
     def by_axes(self, a: Arrangement) -> float:
@@ -281,35 +284,42 @@ class Problems:
         kept = [held for each in least for held in each.kept]
         return self._bound_alone(a, least, 1, kept)
 
-    def least(self, a: Arrangement) -> Least:
-        """What the segments of an arrangement's mesh and microbatch take at least."""
-        folded, kind = self.folded(a), a.recompute
-        parts, kept = folded.least_parts(kind), folded.least_kept(kind)
-        if a.order != "zero-bubble":
+    def least(self, asked: tuple[Arrangement, str, str]) -> Least:
+        """What the segments of an arrangement's mesh and microbatch take at least.
+
+        ``asked``: the arrangement, a kind of recomputation, and what of it (see :func:`_apart`).
+        """
+        a, kind, what = asked
+        folded = self.folded(a)
+        parts = folded.least_parts(kind)
+        if what == SECONDS:
+            return Least(parts)
+        kept = folded.least_kept(kind)
+        if not what:
             return Least(parts, kept)
-        halves = folded.least_halves(kind) if _apart(a) == "halves" else ()
+        halves = folded.least_halves(kind) if what == "halves" else ()
         return Least(parts, kept, halves, folded.least_waiting())
 
-    def _least(self, a: Arrangement, kinds: Sequence[str], apart: str = "") -> list[Least]:
+    def _least(self, a: Arrangement, kinds: Sequence[str], what: str) -> list[Least]:
         """The same with each of some kinds of recomputation."""
-        keys = [(_mesh(a), kind, apart) for kind in kinds]
+        keys = [(_mesh(a), kind, what) for kind in kinds]
         for key in keys:
             if key not in self._leasts:
-                self._leasts[key] = self.least(_of_kind(a, *key[1:]))
+                self._leasts[key] = self.least((a, *key[1:]))
         return [self._leasts[key] for key in keys]
 
     def needed(
         self, level: str, a: Arrangement
-    ) -> Iterator[tuple[tuple[Mesh, str, str], Arrangement]]:
-        """Of which meshes a bound needs :meth:`least`, where that is not known yet."""
+    ) -> Iterator[tuple[tuple[Mesh, str, str], tuple[Arrangement, str, str]]]:
+        """What a bound asks of :meth:`least`, by what that depends on; not what is known."""
         if level == "bound":
             return
         alone = self._most_samples(a) if level == "by_share" else self._alone(a)
-        apart = _apart(a) if level == "by_axes" else ""
+        what = _apart(a) if level == "by_axes" else SECONDS
         for kind in a.kinds:
-            key = _mesh(alone), kind, apart
+            key = _mesh(alone), kind, what
             if key not in self._leasts:
-                yield key, _of_kind(alone, kind, apart)
+                yield key, (alone, kind, what)
 
     def _alone(self, a: Arrangement) -> Arrangement:
         """The axes that share a sample."""
@@ -499,22 +509,6 @@ def _apart(a: Arrangement) -> str:
     if not a.splits_backward:
         return ""
     return "halves" if a.pipeline - 1 > BUBBLE * a.microbatches else "waiting"
-
-
-def _of_kind(a: Arrangement, kind: str, apart: str) -> Arrangement:
-    """The mesh and microbatch of an arrangement alone, with one kind of recomputation.
-
-    And one of those for which :func:`_apart` is the same.
-    """
-    return replace(
-        a,
-        microbatches=1 if apart == "halves" else ceil(a.pipeline / BUBBLE),
-        virtual_stages=1,
-        order="zero-bubble" if apart else "1f1b",
-        recompute=kind,
-        stage_blocks=None,
-        recomputed_blocks=None,
-    )
 
 
 def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
