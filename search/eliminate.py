@@ -271,9 +271,15 @@ class Elimination:
         choice[:] = chosen
         return total, choice
 
-    def least(self, arrays: Sequence[Array]) -> float:
-        """The least sum alone."""
-        return self._forward(arrays)[0]
+    def least(self, arrays: Sequence[Array | None]) -> float:
+        """The least sum alone; None for a table of zeros, of which no step is made."""
+        values: list[Array | None] = [*arrays, *[None] * (self._next - self.arrays)]
+        for step in self._steps:
+            given = [(values[a], align) for a, align in step.inputs]
+            aligned = [align(array) for array, align in given if array is not None]
+            values[step.output] = _minimise(aligned, step.sizes) if aligned else None
+        left = (values[a] for _, a in self._constants)
+        return float(sum(float(array) for array in left if array is not None))
 
     def _forward(self, arrays: Sequence[Array]) -> tuple[float, list[list[Array]]]:
         """(least sum, the arrays of every step)."""

@@ -695,12 +695,13 @@ class Folded:
                 )
                 if "forward" in counted:
                     sums = [
-                        self.sums(schedule, replace(weights, beside=shares)).seconds
+                        self.sums(schedule, replace(weights, beside=shares)).touched_seconds
                         for shares in self.extremes
                     ]
                     found.append(max(map(self.elimination.least, sums)))
                 else:
-                    found.append(self.elimination.least(self.sums(schedule, weights).num_bytes))
+                    sizes = self.sums(schedule, weights).touched_bytes
+                    found.append(self.elimination.least(sizes))
             self._least[key] = tuple(found)
         return self._least[key]
 

@@ -120,6 +120,20 @@ class Sums:
         """Of each factor."""
         return tuple(self.places.split(self.flat_bytes))
 
+    @property
+    def touched_seconds(self) -> list[Array | None]:
+        """Of each factor; None where they are all zero."""
+        return self._touched(self.flat_seconds, self.seconds)
+
+    @property
+    def touched_bytes(self) -> list[Array | None]:
+        """Of each factor; None where they are all zero."""
+        return self._touched(self.flat_bytes, self.num_bytes)
+
+    def _touched(self, flat: Array, parts: Sequence[Array]) -> list[Array | None]:
+        any_ = np.logical_or.reduceat(flat != 0, self.places.ends[:-1]).tolist()
+        return [part if some else None for part, some in zip(parts, any_, strict=True)]
+
     @cached_property
     def _held(self) -> tuple[Places, Array, Array]:
         """Where gathered weights are, their bytes, and the seconds of gathering them again."""
