@@ -14,15 +14,12 @@ from autoshard.render.units import bytes_text, percent_text, seconds_text
 
 def step_parts(time: StepTime) -> dict[str, float]:
     """Seconds of a step by what they are spent on; they add up to the step."""
-    parts = {
+    return {
         "compute": time.compute_s,
         "optimizer": time.optimizer_s,
         "communication not hidden": time.exposed_communication_s,
+        "waiting": time.waiting_s if time.waiting_s >= 0.001 * time.total_s else 0.0,
     }
-    parts["waiting"] = max(0.0, time.total_s - sum(parts.values()))
-    if parts["waiting"] < 0.001 * time.total_s:
-        parts["waiting"] = 0.0
-    return parts
 
 
 def memory_parts(memory: Memory) -> dict[str, int]:

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.candidates import EXPERTS
+from autoshard.cluster import Cluster
 from autoshard.errors import InputError, RequestError
 from autoshard.graph import Mode, ModelGraph, Node
+from autoshard.kernels import Style
 from autoshard.plan import Schedule
 from autoshard.program import ALIASES
+from autoshard.search.ends import ends_of
+from autoshard.search.stages import Ends
 from autoshard.search.step import recomputed, segments
 from autoshard.search.work import PRODUCTS
 from autoshard.stretch import FEW, Growth, can_stretch, stretch
@@ -68,6 +72,20 @@ class Family:
             nodes = graph.nodes[run.start : run.end]
             again = recomputed(nodes, schedule) if run.is_block else frozenset()
             yield from (n for n in nodes if n.name in again)
+
+    def ends(self, cluster: Cluster, style: Style, kinds: Sequence[str]) -> dict[str, Ends]:
+        """See :func:`autoshard.search.ends.ends_of`; found once for devices of one kind."""
+        asked = cluster.with_devices(1), style, tuple(kinds)
+        for known, found in self._ends:
+            if known == asked:
+                return found
+        found = ends_of(self.growth.one, *asked)
+        self._ends.append((asked, found))
+        return found
+
+    @cached_property
+    def _ends(self) -> list[tuple[tuple[Cluster, Style, tuple[str, ...]], dict[str, Ends]]]:
+        return []
 
     def few(self, batch: int) -> ModelGraph:
         """The graph of a few blocks."""

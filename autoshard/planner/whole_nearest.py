@@ -21,7 +21,6 @@ from autoshard.kernels import Style
 from autoshard.planner.family import Family, family_of
 from autoshard.search import length_of
 from autoshard.search.demands import MICRO_BATCH, RECOMPUTATION, Demands, size_of
-from autoshard.search.ends import ends_of
 from autoshard.search.feasible import SURE, stored_bytes
 from autoshard.search.ladder import devices_at, divisors, first, place_of
 from autoshard.search.lean import Lean
@@ -89,7 +88,7 @@ class WholeAsked:
             family.blocks,
             family.tokens,
             family.experts,
-            ends_of(family.growth.one, self.cluster, self.style, kinds),
+            family.ends(self.cluster, self.style, kinds),
             kinds,
         )
         if not demands.pins:

@@ -167,9 +167,8 @@ def _step_time(plan: PlanDocument) -> Section:
         *([("optimizer", time.optimizer_s)] if plan.mode == "train" else []),
         ("communication not hidden", time.exposed_communication_s),
     ]
-    rest = time.total_s - sum(s for _, s in parts)
-    if rest > 0.005 * time.total_s:
-        parts.append(("waiting", rest))
+    if time.waiting_s > 0.005 * time.total_s:
+        parts.append(("waiting", time.waiting_s))
     rows = [
         (name, seconds_text(s), percent_text(_share(s, time.total_s)), bar(_share(s, time.total_s)))
         for name, s in parts

@@ -193,15 +193,15 @@ def _theirs(row: Row, asked: Request, plan: Plan, known: Known) -> Configured:
 
 
 def _configured(label: str, step: StepTime, memory: Memory, plain: float | None) -> Configured:
-    known = {
-        "computing": step.compute_s,
-        "optimizer": step.optimizer_s,
-        "messages": step.exposed_communication_s,
-    }
     return Configured(
         label=label,
         seconds=step.total_s,
-        parts=known | {"waiting": step.total_s - sum(known.values())},
+        parts={
+            "computing": step.compute_s,
+            "optimizer": step.optimizer_s,
+            "messages": step.exposed_communication_s,
+            "waiting": step.waiting_s,
+        },
         memory_bytes=memory.total_bytes,
         parameters_bytes=memory.parameters_bytes,
         plain_seconds=plain,
