@@ -22,6 +22,7 @@ from typing import Any
 
 import autoshard
 from autoshard.cluster import Cluster
+from autoshard.plan import Schedule
 from autoshard.planner.capture import capture
 from autoshard.program import Program
 from autoshard.search.cost import CostModel
@@ -86,7 +87,9 @@ class Plans:
     def predicted(self, cluster: Cluster) -> dict[str, float]:
         """Seconds of a step of every plan, by the cluster's prices."""
         return {
-            name: price(CostModel.of(program, cluster, "adamw", "eager"), program).step_time.total_s
+            name: price(
+                CostModel.of(program, cluster, "adamw", Schedule()), program
+            ).step_time.total_s
             for name, program in self.programs.items()
         }
 

@@ -27,8 +27,10 @@ from autoshard.cluster import Cluster, Device
 from autoshard.graph import ModelGraph, Node
 from autoshard.kernels import Products, Style
 from autoshard.measured import BIAS, CUT
+from autoshard.plan import Schedule
 from autoshard.program import ALIASES, DEFAULT_BUCKET_BYTES, Program, internal_elements
-from autoshard.search.kept import base
+from autoshard.search.fewer_bits import in_fewer_bits, kept_shares
+from autoshard.search.kept import base, listed
 from autoshard.search.memory import Optimizer, optimizer_of
 from autoshard.search.paths import Floats, Halves, Ints, PairPrices
 from autoshard.search.roofline import (
@@ -125,6 +127,7 @@ class CostModel:
         resharder: finds the steps of edges.
         style: how operators between products are run; fused inference is one CUDA graph.
         beside: axes whose messages run beside computing, in tables of the search.
+        products: what products of weights of blocks run in, see ``Schedule.products``.
     """
 
     def __init__(
@@ -137,9 +140,13 @@ class CostModel:
         resharder: Resharder | None = None,
         style: Style = "eager",
         beside: frozenset[int] = frozenset(),
+        products: Products = "native",
     ) -> None:
         self.graph, self.cluster, self.sizes, self.beside = graph, cluster, sizes, beside
         self.rules, self.optimizer, self.style = rules, optimizer, style
+        self.products = products
+        self.low = in_fewer_bits(graph, products)
+        self._shares = kept_shares(graph, products)
         self.prices = cluster.collective_seconds(sizes)
         self.resharder = resharder or Resharder(sizes, self.prices)
         self.waiting = waiting(cluster)
@@ -153,8 +160,10 @@ class CostModel:
         self._shapes: dict[tuple[Shape, Layout], Shape] = {}
 
     @classmethod
-    def of(cls, program: Program, cluster: Cluster, optimizer: str, style: Style) -> CostModel:
-        """The costs of a finished program; ``optimizer`` by name."""
+    def of(
+        cls, program: Program, cluster: Cluster, optimizer: str, schedule: Schedule
+    ) -> CostModel:
+        """The costs of a finished program, run as ``schedule`` says; ``optimizer`` by name."""
         return cls(
             program.graph,
             cluster,
@@ -162,7 +171,8 @@ class CostModel:
             program.rules,
             optimizer_of(optimizer),
             program.resharder,
-            style,
+            schedule.style,
+            products=schedule.products,
         )
 
     def on(self, device: Device) -> CostModel:
@@ -243,10 +253,15 @@ class CostModel:
         )
         scores = len(node.shape) > 3 and node.shape[-1] == node.shape[-2]
         family = BIAS if bias else node.family + CUT * self.is_parted(node, strategy)
+        products = self.products if node.name in self.low else "native"
         return (
-            Work(forward, "forward", family, node.dtype, node.itemsize, scores),
-            Work(backward, "backward", family, node.dtype, node.itemsize, scores),
+            Work(forward, "forward", family, node.dtype, node.itemsize, scores, products),
+            Work(backward, "backward", family, node.dtype, node.itemsize, scores, products),
         )
+
+    def kept_share(self, name: str) -> float:
+        """The share of a value's bytes that products which run in fewer bits keep of it."""
+        return self._shares.get(base(self.graph, name), 1.0) if self._shares else 1.0
 
     def is_parted(self, node: Node, strategy: Strategy) -> bool:
         """Whether the operator has messages of its own in the middle."""
@@ -265,7 +280,10 @@ class CostModel:
     def _surroundings(self, node: Node) -> object:
         operands = [self.graph.by_name[o] for o in node.operands]
         wants = tuple(o.differentiable for o in operands)
-        return self._gradients(node), wants, self._is_bias(node, operands)
+        around = self._gradients(node), wants, self._is_bias(node, operands)
+        if not self.low:
+            return around
+        return *around, node.name in self.low, tuple(map(self.kept_share, listed(node)))
 
     def _gradients(self, node: Node) -> int:
         """How many uses of a value send a gradient back."""
@@ -418,7 +436,7 @@ def kept_bytes(model: CostModel, node: Node, strategy: Strategy, weights: frozen
     total = node.saved_extra_bytes * strategy.work
     for role in node.saved:
         if role == "result":
-            total += model.local_bytes(node, strategy.result)
+            total += model.kept_share(node.name) * model.local_bytes(node, strategy.result)
         else:
             index = node.roles.index(role)
             producer = model.graph.by_name[node.operands[index]]
@@ -451,8 +469,9 @@ def temporary_bytes(model: CostModel, node: Node, strategy: Strategy) -> float:
 
 
 def stored_bytes(model: CostModel, value: Node, layout: Layout) -> float:
-    """Bytes of memory behind a device's part of a value."""
-    return model.local_bytes(value, layout) / seen_again(model, value, forward_half(layout))
+    """Bytes of memory behind a device's part of a value, as it is kept for backward."""
+    again = seen_again(model, value, forward_half(layout))
+    return model.kept_share(value.name) * model.local_bytes(value, layout) / again
 
 
 def seen_again(model: CostModel, value: Node, half: Layout) -> int:
@@ -694,6 +713,7 @@ class _Builder:
             (consumer.name, index) in self.kept.listed,
             (consumer.name, index) in self.kept.unlisted,
             not consumer.is_leaf and index in self.model.rules[consumer.name].mutates,
+            self.model.kept_share(producer.name),
         )
 
     def _half_numbers(self, layout: Layout) -> tuple[int, int]:
@@ -805,7 +825,8 @@ class _Builder:
         self, value: Node, use: tuple[str, int], given: _Columns, taken: _Columns, to: Floats
     ) -> Floats | None:
         """What is kept beside the consumer's own part, by halves of producer and consumer."""
-        own = self._local_bytes(value, taken.forward)[None, :]
+        share = self.model.kept_share(value.name)
+        own = share * self._local_bytes(value, taken.forward)[None, :]
         if use in self.kept.unlisted:
             # What is sent is received into memory of its own.
             return np.where(to > 0, own, 0.0)
@@ -816,7 +837,7 @@ class _Builder:
             again = np.array([seen_again(self.model, value, half) for half in layouts])
             return np.where(to > 0, own * (1 - 1 / again)[None, :], 0.0)
         # A slice is a view: it keeps all of what it is cut from.
-        whole = self._local_bytes(value, given.forward)[:, None]
+        whole = share * self._local_bytes(value, given.forward)[:, None]
         return np.where((to == 0) & (whole > own), whole - own, 0.0)
 
     def _defer(

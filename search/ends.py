@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph
-from autoshard.kernels import Style
+from autoshard.kernels import Products, Style
 from autoshard.search.cost import CostModel
 from autoshard.search.folded import Folded
 from autoshard.search.inner import Prepared
@@ -15,7 +15,11 @@ from autoshard.search.stages import Ends
 
 
 def ends_of(
-    graph: ModelGraph, cluster: Cluster, style: Style, kinds: Sequence[str]
+    graph: ModelGraph,
+    cluster: Cluster,
+    style: Style,
+    kinds: Sequence[str],
+    products: Products = "native",
 ) -> dict[str, Ends]:
     """Both ends for each kind of recomputation, as one device computes them.
 
@@ -24,13 +28,20 @@ def ends_of(
         cluster: whose devices they are.
         style: how operators between products are run.
         kinds: of recomputation.
+        products: what products of weights of blocks run in.
 
     Returns:
         Empty where the blocks do not stand in one row, or there are none.
     """
     prepared = Prepared(graph)
     model = CostModel(
-        graph, cluster.with_devices(1), (), prepared.rules, OPTIMIZERS["adamw"], style=style
+        graph,
+        cluster.with_devices(1),
+        (),
+        prepared.rules,
+        OPTIMIZERS["adamw"],
+        style=style,
+        products=products,
     )  # whatever the optimizer: no part of it is asked for
     alone = Folded(model, prepared.candidates((), ()), ())
     blocks = [i for i, is_block in enumerate(alone.is_block) if is_block]

@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph, Node
-from autoshard.kernels import Style
+from autoshard.kernels import Products, Style
 from autoshard.plan import Schedule
 from autoshard.search.apart import halves, of_weights
 from autoshard.search.bounds import Way, rows_of, runs_of, ways
 from autoshard.search.cost import VIEWS, repeated, weight_values
+from autoshard.search.fewer_bits import in_fewer_bits, kept_shares
 from autoshard.search.folded import listed_twice, standing
 from autoshard.search.kept import PARTLY, base, in_kernels, listed, read_again
 from autoshard.search.later import gradients_apart, keeps_apart
 from autoshard.search.memory import Optimizer
-from autoshard.search.roofline import attention_seconds
+from autoshard.search.roofline import PRODUCT_DTYPES, attention_seconds, cast_bytes
 from autoshard.search.space import Arrangement
 from autoshard.search.stages import bounding_microbatches
 from autoshard.search.step import crossing_nodes, recomputed, segments
@@ -103,6 +104,7 @@ class Floors:
         limit: bytes of a device that may be used.
         style: how operators between products are run.
         overlapped: axes whose messages run beside computing.
+        products: what products of weights of blocks run in.
     """
 
     def __init__(
@@ -114,12 +116,14 @@ class Floors:
         limit: float,
         style: Style = "eager",
         overlapped: tuple[str, ...] = (),
+        products: Products = "native",
     ) -> None:
-        self.cluster, self.optimizer, self.style = cluster, optimizer, style
+        self.cluster, self.optimizer = cluster, optimizer
+        self.style, self.products = style, products
         # Those of parameters are among them.
         self._beside = bool({"data", "context"} & {*overlapped})
         self.limit = limit - cluster.reserve_bytes
-        self._work = Work(graph, cluster, style)
+        self._work = Work(graph, cluster, style, products)
         self._storing = Storing(graph, cluster)
         self._stands_for = standing(self._work.is_block, blocks)
         self._paces: dict[tuple[object, ...], Pace] = {}
@@ -133,7 +137,7 @@ class Floors:
         return self._paces[key]
 
     def _pace(self, a: Arrangement) -> Pace:
-        schedule = a.schedule(self.style).model_copy(update={"optimizer_shards": 1})
+        schedule = a.schedule(self.style, self.products).model_copy(update={"optimizer_shards": 1})
         is_block, stands_for = listed_twice(self._work.is_block, self._stands_for, schedule)
         schedules = tuple(
             schedule.model_copy(update={"recompute": kind, "recomputed_blocks": None})
@@ -239,15 +243,24 @@ class Work:
         graph: see :class:`Floors`.
         cluster: what it runs on.
         style: how operators between products are run.
+        products: what products of weights of blocks run in.
     """
 
-    def __init__(self, graph: ModelGraph, cluster: Cluster, style: Style = "eager") -> None:
+    def __init__(
+        self,
+        graph: ModelGraph,
+        cluster: Cluster,
+        style: Style = "eager",
+        products: Products = "native",
+    ) -> None:
         self.graph, self.cluster = graph, cluster
         kernels = cluster.device.kernels
         self.traffic, self.attention_gain = kernels.traffic(style), kernels.attention_gain(style)
         self.parts = segments(graph)
         self.is_block = tuple(part.is_block for part in self.parts)
         self.style, self._weights = style, weight_values(graph)
+        self._low, shares = in_fewer_bits(graph, products), kept_shares(graph, products)
+        self._products, self._shares = products, shares
         by_name, weights = graph.by_name, of_weights(graph)
         self._given = gradients_apart(graph, weights)
         self._apart = frozenset(
@@ -274,21 +287,23 @@ class Work:
                 for wants in (everything, halves(graph, node, weights)[0])
             )
             self._rows[node.name] = tuple(
-                (self._seconds(work, node.dtype, node.itemsize), work.launches)
-                for work in (forward, backward, now)
+                (self._seconds(work, node), work.launches) for work in (forward, backward, now)
             )
         self._known: dict[tuple[str, bool], tuple[Numbers, Numbers]] = {}
         self._sizes: dict[str, tuple[Numbers, Numbers, Numbers]] = {}
 
-    def _seconds(self, work: Pass, dtype: str, itemsize: int) -> float:
-        rate, bandwidth = self.cluster.flops_per_second(dtype), self.cluster.copy_bytes_per_second
+    def _seconds(self, work: Pass, node: Node) -> float:
+        cluster, bandwidth = self.cluster, self.cluster.copy_bytes_per_second
+        rate, products = cluster.flops_per_second(node.dtype), self._products
+        low = products if node.name in self._low else "native"
+        faster = rate if low == "native" else cluster.flops_per_second(PRODUCT_DTYPES[low])
         total = sum(
-            max(2.0 * p.batch * p.m * p.n * p.k / rate, p.elements * itemsize / bandwidth)
+            max(2.0 * p.batch * p.m * p.n * p.k / faster, p.elements * node.itemsize / bandwidth)
             for p in work.products
         )
-        attended = attention_seconds(self.cluster, work, dtype, self.attention_gain)
-        traffic = min(1.0, self.traffic)
-        return total + max(work.flops / rate + attended, traffic * work.num_bytes / bandwidth)
+        attended = attention_seconds(cluster, work, node.dtype, self.attention_gain)
+        moved = min(1.0, self.traffic) * (work.num_bytes + cast_bytes(work, low)) / bandwidth
+        return total + max(work.flops / rate + attended, moved)
 
     def seconds(self, schedule: Schedule, share: float) -> Numbers:
         """The least of one microbatch in each segment, forward and backward.
@@ -379,4 +394,6 @@ class Work:
     def _least_bytes(self, name: str) -> float:
         """Of one head for many queries there may be one in memory."""
         start = repeated(self.graph, self.graph.by_name[name])
-        return self.graph.by_name[name].num_bytes / (int(str(start.attrs["n"])) if start else 1)
+        times = int(str(start.attrs["n"])) if start else 1
+        share = self._shares.get(base(self.graph, name), 1.0)
+        return share * self.graph.by_name[name].num_bytes / times

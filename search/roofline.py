@@ -74,10 +74,7 @@ def pass_seconds(
     in_products = rate
     if products != "native" and work.products:
         in_products = cluster.flops_per_second(PRODUCT_DTYPES[products])
-        if products != "tf32":
-            # The operand that is new is written once more in fewer bits.
-            first = work.products[0]
-            bytes_moved += first.batch * first.m * first.k * CAST_BYTES
+        bytes_moved += cast_bytes(work, products)
     for p in work.products:
         flops = kernels.product_flops(p.batch, p.m + edge, p.n + edge, p.k, splits=splits)
         total += max(flops / in_products, p.elements * itemsize / bandwidth)
@@ -95,6 +92,14 @@ def pass_seconds(
     beside = _of(measured.operators.get(SCORES, none), phase) * work.scores_bytes
     beside += _of(measured.operators.get(RANDOM, none), phase) * work.random_bytes
     return total + beside / bandwidth
+
+
+def cast_bytes(work: Pass, products: Products) -> float:
+    """Bytes moved to write the operand that is new once more in fewer bits."""
+    if products in ("native", "tf32") or not work.products:
+        return 0.0
+    first = work.products[0]
+    return float(first.batch * first.m * first.k * CAST_BYTES)
 
 
 def attention_seconds(cluster: Cluster, work: Pass, dtype: str, gain: float) -> float:

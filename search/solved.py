@@ -14,7 +14,7 @@ from functools import cached_property
 from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph
-from autoshard.kernels import Style
+from autoshard.kernels import Products, Style
 from autoshard.plan import Schedule
 from autoshard.program import Program
 from autoshard.search.cost import CostModel
@@ -30,12 +30,12 @@ class OnMesh:
         solution: found for devices of ``cluster``.
         cluster: of one stage.
         optimizer: by name.
-        style: how operators between products are run.
     """
 
-    def __init__(self, solution: Solution, cluster: Cluster, optimizer: str, style: Style) -> None:
+    def __init__(self, solution: Solution, cluster: Cluster, optimizer: str) -> None:
         self.solution = solution
-        self._cluster, self._optimizer, self._style = cluster, optimizer, style
+        self._cluster, self._optimizer = cluster, optimizer
+        self._models: dict[tuple[Style, Products], CostModel] = {}
         self._measured: dict[Schedule, Measured] = {}
 
     def scheduled(self, schedule: Schedule, limit: int) -> Solution:
@@ -46,7 +46,7 @@ class OnMesh:
         """
         program = self._program
         measured = measured_step(self._measure, schedule)
-        step = compose(self._model, program, schedule, measured, limit)
+        step = compose(self._model(schedule), program, schedule, measured, limit)
         return replace(
             self.solution,
             program=program,
@@ -63,9 +63,12 @@ class OnMesh:
             return self.solution.program.regathering()
         return self.solution.program
 
-    @cached_property
-    def _model(self) -> CostModel:
-        return CostModel.of(self._program, self._cluster, self._optimizer, self._style)
+    def _model(self, schedule: Schedule) -> CostModel:
+        key = schedule.style, schedule.products
+        if key not in self._models:
+            found = CostModel.of(self._program, self._cluster, self._optimizer, schedule)
+            self._models[key] = found
+        return self._models[key]
 
     def _measure(self, schedule: Schedule) -> Measured:
         """The segments of one microbatch, which know nothing of how many follow it."""
@@ -73,7 +76,7 @@ class OnMesh:
             update={"microbatches": 1, "blocks": None, "recomputed_blocks": None}
         )
         if alike not in self._measured:
-            self._measured[alike] = measure(self._model, self._program, alike)
+            self._measured[alike] = measure(self._model(alike), self._program, alike)
         return self._measured[alike]
 
 
@@ -130,6 +133,6 @@ class Solved:
             prepared=self._prepared,
             style=style,
         )
-        found = OnMesh(solution, cluster, optimizer, style)
+        found = OnMesh(solution, cluster, optimizer)
         self._found.append((asked, found))
         return found

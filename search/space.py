@@ -33,7 +33,7 @@ from math import gcd, prod
 from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, RequestError, UnknownNameError
-from autoshard.kernels import Style
+from autoshard.kernels import Products, Style
 from autoshard.plan import MeshDocument, Schedule, blocks_text
 from autoshard.search.ladder import divisors
 from autoshard.search.stages import Ends, balanced, divides, slowest
@@ -135,7 +135,7 @@ class Arrangement:
         ]
         return MeshDocument(axis_names=tuple(n for n, _ in pairs), sizes=tuple(s for _, s in pairs))
 
-    def schedule(self, style: Style = "eager") -> Schedule:
+    def schedule(self, style: Style = "eager", products: Products = "native") -> Schedule:
         """As a plan has it."""
         return Schedule(
             microbatches=self.microbatches,
@@ -144,6 +144,7 @@ class Arrangement:
             order=self.order,
             recompute=self.recompute,
             style=style,
+            products=products,
             optimizer_shards=self.devices // self.model,
             stage_blocks=self.stage_blocks,
             recomputed_blocks=self.recomputed_blocks,

@@ -22,17 +22,15 @@ from math import ceil, prod
 
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph, Node
-from autoshard.kernels import Products
 from autoshard.plan import Categories, CollectiveGroup, Memory, Schedule, StepTime
-from autoshard.program import ALIASES, Edge, Program, shared_by
+from autoshard.program import Edge, Program, shared_by
 from autoshard.search.apart import halves, of_weights
 from autoshard.search.cost import CostModel, Work
-from autoshard.search.kept import PARTLY, cheap, in_kernels, users_of
+from autoshard.search.kept import PARTLY, cheap, in_kernels
 from autoshard.search.pipeline import Action, Chunk, Placed, duration, simulate
 from autoshard.search.price import _Pricer
 from autoshard.search.stages import chunk_bounds, divides, held_microbatches
 from autoshard.search.walk import STORED, MemoryWalk, reserve_parts
-from autoshard.search.work import PRODUCTS
 from autoshard.sharding.collective import Phase
 from autoshard.sharding.layout import local_shape
 
@@ -296,8 +294,8 @@ class _Walk(_Pricer):
         if known is not None:
             return known
         apart = self.of_weights is not None and self._splits(node)
-        products, strategy = self.schedule.products, self.program.strategies[node.name]
-        key = (self._kind(node), self._part.is_block, apart, products)
+        strategy = self.program.strategies[node.name]
+        key = (self._kind(node), self._part.is_block, apart)
         if key not in self.model.done:
             found: tuple[Work, ...] = self.model.works(node, strategy)
             if apart and self.of_weights is not None:
@@ -306,8 +304,6 @@ class _Walk(_Pricer):
                     for wants in halves(self.graph, node, self.of_weights)
                 )
                 found = (found[0], own, later)
-            if node.family in PRODUCTS and (products == "tf32" or self._has_weight(node)):
-                found = tuple(replace(work, products=products) for work in found)
             # With what the key has the numbers of, so that nothing else gets these.
             self.model.done[key] = found, strategy, self.program.rules[node.name]
         out = self._works[node.name] = self.model.done[key][0]
@@ -319,11 +315,6 @@ class _Walk(_Pricer):
         return node.name not in self.of_weights and any(
             halves(self.graph, node, self.of_weights)[1]
         )
-
-    def _has_weight(self, node: Node) -> bool:
-        """Whether it is a product of a block with a parameter: those may run in fewer bits."""
-        operands = (self.graph.by_name[o] for o in node.operands)
-        return self._part.is_block and any(o.op == "parameter" for o in operands)
 
     def _waiting(self) -> dict[str, list[tuple[Key, int]]]:
         """Gradients that wait for a bucket, by the operator whose backward completes them."""
@@ -398,7 +389,7 @@ class _Walk(_Pricer):
             for n in self.graph.nodes[s.start : s.end]
         }
         seen: set[int] = set()
-        shares = {walk.storage_of(n): share for n, share in self._kept_shares().items()}
+        shares = self._kept_shares(walk)
         for name, storages in walk.saves.items():
             for storage in storages:
                 if storage in seen:
@@ -430,7 +421,7 @@ class _Walk(_Pricer):
 
     def _waiting_bytes(self, walk: MemoryWalk, weights: frozenset[str]) -> None:
         """Bytes that gradients of weights need: operands, and the gradient of the result."""
-        shares = {walk.storage_of(n): share for n, share in self._kept_shares().items()}
+        shares = self._kept_shares(walk)
         seen: set[tuple[int, int]] = set()
         for s, part in zip(self.segments, self.parts, strict=True):
             for node in self.graph.nodes[s.start : s.end]:
@@ -443,29 +434,25 @@ class _Walk(_Pricer):
                         share = shares.get(storage[0], 1.0)
                         part.waiting += round(walk.sizes[storage[0]] * share)
 
-    def _kept_shares(self) -> dict[str, float]:
-        """Of values of which less than all is kept for backward, how much is.
+    def _kept_shares(self, walk: MemoryWalk) -> dict[int, float]:
+        """Of storages of which less than all is kept for backward, how much is.
 
         Fused kernels compute again what lies between two operators of theirs, and a product in
-        fewer bits keeps its operand in those.
+        fewer bits keeps its operand in those, as it was made or as it came.
         """
-        out: dict[str, float] = {}
-        bits = KEPT_BITS.get(self.schedule.products, 16)
-        blocks = [s for s in self.segments if s.is_block]
-        for s in blocks:
-            nodes = self.graph.nodes[s.start : s.end]
-            out |= dict.fromkeys(in_kernels(self.graph, nodes, self.schedule.style), 0.0)
-            for node in nodes if bits < 16 else ():
-                users = users_of(self.graph, node.name)
-                if node.is_leaf or node.op in ALIASES or not users or node.name in out:
-                    continue
-                if all(u.family in PRODUCTS for u in users):
-                    out[node.name] = bits / 16
+        out: dict[int, float] = {}
+        for node in self.graph.nodes:
+            if not node.is_leaf and (share := self.model.kept_share(node.name)) < 1.0:
+                out[walk.storage_of(node.name)] = share
+        for (name, index), storage in walk.moved.items():
+            if (share := self.model.kept_share(self.graph.by_name[name].operands[index])) < 1.0:
+                out[storage] = share
+        for s in self.segments:
+            if s.is_block:
+                nodes = self.graph.nodes[s.start : s.end]
+                for name in in_kernels(self.graph, nodes, self.schedule.style):
+                    out[walk.storage_of(name)] = 0.0
         return out
-
-
-KEPT_BITS: Mapping[Products, float] = {"fp8": 8, "mxfp8": 8.25, "nvfp4": 4.5}
-"""Bits of an element that a product keeps for backward, scales of blocks of elements included."""
 
 
 def measure(model: CostModel, program: Program, schedule: Schedule) -> Measured:

@@ -61,6 +61,7 @@ class MemoryWalk:
     """One step of a program, walked once.
 
     Attributes:
+        moved: of each (operator, index of an operand) that was moved, the storage it came in.
         saves: by operator, the storages that autograd keeps for its backward, each once.
         sizes: bytes of each storage.
         kept: storages that are there when forward is over.
@@ -83,7 +84,7 @@ class MemoryWalk:
         self._holders = [1]
         self._log: list[tuple[int, int]] = []
         self._values: dict[str, Held] = {}
-        self._from: dict[tuple[str, int], int] = {}
+        self.moved: dict[tuple[str, int], int] = {}
         self._working: dict[str, Working] = {}
         self.saves: dict[str, list[int]] = {}
         self.gathered: set[int] = set()
@@ -325,7 +326,7 @@ class MemoryWalk:
             if edge.reshard.forward:
                 value = self._move(value, edge.reshard.forward, producer)
                 moved.append(value.storage)
-                self._from[node.name, index] = value.storage
+                self.moved[node.name, index] = value.storage
                 if (
                     value.storage != STORED
                     and operand in self.weights
@@ -402,7 +403,7 @@ class MemoryWalk:
 
     def _save(self, node: Node, taken: Sequence[Held], result: Held, found: Working) -> None:
         again = {
-            self._from.get((edge.consumer, edge.index))
+            self.moved.get((edge.consumer, edge.index))
             for edge in self.program.regathered.get(node.name, ())
         }
         roles = found.keeps

@@ -26,7 +26,7 @@ from autoshard.candidates import AxisUse
 from autoshard.cluster import Cluster
 from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
-from autoshard.kernels import Style
+from autoshard.kernels import Products, Style
 from autoshard.plan import Alternative, Memory, Schedule, StepTime
 from autoshard.search.cost import CostModel
 from autoshard.search.feasible import SURE
@@ -164,6 +164,7 @@ class Problems:
         pins: how parameters are stored, as ``search.pins.resolve`` has it; None: as is fastest.
         uses: what each axis of a stage is used for.
         overlapped: axes whose messages run beside computing, see ``Schedule.overlapped``.
+        products: what products of weights of blocks run in, see ``Schedule.products``.
     """
 
     def __init__(
@@ -177,10 +178,11 @@ class Problems:
         pins: Mapping[str, PartitionSpec] | None = None,
         uses: Mapping[str, AxisUse] = USES,
         overlapped: tuple[str, ...] = (),
+        products: Products = "native",
     ) -> None:
         self.graphs, self.blocks, self.cluster = graphs, blocks, cluster
         self.optimizer, self.style, self.pins, self.uses = optimizer, style, pins or {}, uses
-        self.overlapped = overlapped
+        self.overlapped, self.products = overlapped, products
         self.limit = cluster.device.memory_bytes if limit is None else limit
         self._prepared: dict[int, Prepared] = {}
         self._folded: dict[Mesh, Folded] = {}
@@ -203,10 +205,11 @@ class Problems:
         Mapping[str, PartitionSpec],
         Mapping[str, AxisUse],
         tuple[str, ...],
+        Products,
     ]:
         """What it was made of."""
         model = self.graphs, self.blocks, self.cluster
-        how = self.style, self.pins, self.uses, self.overlapped
+        how = self.style, self.pins, self.uses, self.overlapped, self.products
         return *model, self.optimizer, self.limit, *how
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -230,6 +233,7 @@ class Problems:
             self.pins,
             self.uses,
             self.overlapped,
+            self.products,
         )
         other._prepared, other._folded = self._prepared, self._folded
         other._leasts = self._leasts
@@ -252,6 +256,7 @@ class Problems:
             SURE * self.limit,
             self.style,
             self.overlapped,
+            self.products,
         )
 
     @property
@@ -373,6 +378,7 @@ class Problems:
                 optimizer_of(self.optimizer),
                 style=self.style,
                 beside=frozenset(i for i, n in enumerate(names) if n in self.overlapped),
+                products=self.products,
             )
             candidates = prepared.candidates(
                 sizes,
@@ -394,7 +400,7 @@ class Problems:
         Raises:
             RequestError: zero-bubble with messages beside computing, which has no bound yet.
         """
-        schedule = a.schedule(self.style)
+        schedule = a.schedule(self.style, self.products)
         if self.overlapped and a.splits_backward:
             raise RequestError(
                 f"{a.label} with messages of {', '.join(self.overlapped)} beside computing has no "
@@ -698,7 +704,7 @@ def _study_name(space: Sequence[Arrangement], problems: Problems) -> str:
     if not space:
         raise RequestError("the space has no arrangement")
     asked = [*(a.label for a in space), problems.optimizer, problems.limit, problems.style]
-    asked += problems.overlapped
+    asked += [problems.products, *problems.overlapped]
     asked += [graph.fingerprint, problems.blocks, json.dumps(problems.cluster.to_json())]
     asked += [f"{name} {spec}" for name, spec in sorted(problems.pins.items())]
     digest = sha256(json.dumps(asked).encode()).hexdigest()[:12]

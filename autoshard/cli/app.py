@@ -80,6 +80,16 @@ class Style(StrEnum):
     fused = "fused"
 
 
+class Products(StrEnum):
+    """What products may run in."""
+
+    native = "native"
+    tf32 = "tf32"
+    fp8 = "fp8"
+    mxfp8 = "mxfp8"
+    nvfp4 = "nvfp4"
+
+
 class Space(StrEnum):
     """The known spaces of a search."""
 
@@ -315,6 +325,14 @@ def plan(
             "and in inference (fused).",
         ),
     ] = None,
+    products: Annotated[
+        Products,
+        typer.Option(
+            "--products",
+            help="What products of blocks with their weights run in, in the full space (tf32: all "
+            "products of float32).",
+        ),
+    ] = Products.native,
     measure: Annotated[
         int | None,
         typer.Option(
@@ -414,6 +432,7 @@ def plan(
         free=free or None,
         sampler=None if sampler is Sampler.bound else sampler.value,
         kernels=None if kernels is None else kernels.value,
+        products=None if products is Products.native else products.value,
         mode=None if mode is Mode.train else mode.value,
         context=context,
         objective=None if objective is Objective.latency else objective.value,
@@ -504,6 +523,10 @@ def estimate(
     kernels: Annotated[
         Style, typer.Option("--kernels", help="How operators between products are run.")
     ] = Style.eager,
+    products: Annotated[
+        Products,
+        typer.Option("--products", help="What products of blocks with their weights run in."),
+    ] = Products.native,
     shard_optimizer: Annotated[
         bool,
         typer.Option("--shard-optimizer", help="The data axis shares the optimizer (ZeRO 1)."),
@@ -532,6 +555,7 @@ def estimate(
                 memory_limit_bytes=limit,
                 micro_batch=micro_batch,
                 schedule=None if schedule is None else schedule.value,
+                products=None if products is Products.native else products.value,
             ),
             recompute=recompute.value,
             virtual_stages=virtual_stages,

@@ -13,7 +13,7 @@ from autoshard.candidates import EXPERTS
 from autoshard.cluster import Cluster
 from autoshard.errors import InputError, RequestError
 from autoshard.graph import Mode, ModelGraph, Node
-from autoshard.kernels import Style
+from autoshard.kernels import Products, Style
 from autoshard.plan import Schedule
 from autoshard.program import ALIASES
 from autoshard.search.ends import ends_of
@@ -73,9 +73,15 @@ class Family:
             again = recomputed(nodes, schedule) if run.is_block else frozenset()
             yield from (n for n in nodes if n.name in again)
 
-    def ends(self, cluster: Cluster, style: Style, kinds: Sequence[str]) -> dict[str, Ends]:
+    def ends(
+        self,
+        cluster: Cluster,
+        style: Style,
+        kinds: Sequence[str],
+        products: Products = "native",
+    ) -> dict[str, Ends]:
         """See :func:`autoshard.search.ends.ends_of`; found once for devices of one kind."""
-        asked = cluster.with_devices(1), style, tuple(kinds)
+        asked = cluster.with_devices(1), style, tuple(kinds), products
         for known, found in self._ends:
             if known == asked:
                 return found
@@ -84,7 +90,9 @@ class Family:
         return found
 
     @cached_property
-    def _ends(self) -> list[tuple[tuple[Cluster, Style, tuple[str, ...]], dict[str, Ends]]]:
+    def _ends(
+        self,
+    ) -> list[tuple[tuple[Cluster, Style, tuple[str, ...], Products], dict[str, Ends]]]:
         return []
 
     def few(self, batch: int) -> ModelGraph:

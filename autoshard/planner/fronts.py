@@ -63,6 +63,7 @@ def front(
     schedule: str | Sequence[str] | None = None,
     sampler: str = "bound",
     kernels: str = "eager",
+    products: str = "native",
     spacing: float = SPACING,
     progress: bool | Callable[[str], None] | None = True,
 ) -> Front:
@@ -93,6 +94,7 @@ def front(
             answer; or an Optuna study of two objectives: ``nsga`` (NSGA-II), ``tpe``, ``gp``,
             ``random``.
         kernels: see there.
+        products: see there.
         spacing: share of a point's memory that the next one saves at least.
         progress: see there.
 
@@ -129,13 +131,14 @@ def front(
             dtype=resolve_dtype(dtype),
             limit=memory_limit_bytes,
             kernels=kernels,
+            products=products,
         )
         searched = FullSpace(asked.points(), asked.problems())
         name = asked.family.growth.one.name
     else:
         from autoshard.planner.planning import check_plain
 
-        check_plain(space, axes, within, recompute, schedule, "bound", kernels)
+        check_plain(space, axes, within, recompute, schedule, "bound", kernels, products)
         captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
         searched = PlainSpace(
             Asked(

@@ -216,8 +216,9 @@ class Keeping:
             asked.limit,
             asked.style,
             uses={**USES, **STORED[self.kept.parameters]},
+            products=asked.products,
         )
-        schedule = arrangement.schedule(asked.style)
+        schedule = problems.schedule(arrangement)
         if not self.kept.shares_optimizer:
             schedule = schedule.model_copy(update={"optimizer_shards": 1})
         solved = Scheduled(problems.folded(arrangement), schedule, problems.limit).solve()

@@ -82,6 +82,7 @@ def optimize(
     free: Sequence[str] = (),
     sampler: str = "bound",
     kernels: str | None = None,
+    products: str = "native",
     mode: str = "train",
     context: int | None = None,
     objective: str = "latency",
@@ -135,6 +136,8 @@ def optimize(
             prediction, the others propose all but the first.
         kernels: of the full space, and of inference: ``eager``, ``autocast`` or ``fused``; None:
             eager, or for inference fused, launched as one graph.
+        products: of the full space: ``tf32`` for products of float32; ``fp8``, ``mxfp8`` or
+            ``nvfp4`` for products of blocks with their weights; ``native``: the model's dtype.
         mode: what a step is of: ``train``; or of inference ``prefill`` (whole prompts of
             ``seq_len`` tokens) or ``decode`` (one token more for each sequence).
         context: to decode: tokens that the new one attends to, itself included.
@@ -172,6 +175,7 @@ def optimize(
             keep=keep,
             sampler=None if sampler == "bound" else sampler,
             measure=measure,
+            products=None if products == "native" else products,
         )
     elif optimizer == NONE.name:
         raise UnknownNameError("optimizer", optimizer, OPTIMIZERS)
@@ -225,6 +229,7 @@ def optimize(
                 dtype=resolve_dtype(dtype),
                 limit=memory_limit_bytes,
                 kernels=purpose.kernels,
+                products=products,
                 crew=crew,
             )
             return _full(
@@ -251,6 +256,7 @@ def optimize(
             schedule,
             "bound" if measure is not None else sampler,
             purpose.kernels,
+            products,
             keep or free,
         )
     check_sizes(measure=measure)
@@ -590,6 +596,7 @@ def check_plain(
     schedule: object,
     sampler: str,
     kernels: str,
+    products: str,
     keep: object = None,
 ) -> None:
     """Refuse what only the full space has; arguments as of :func:`optimize`.
@@ -609,6 +616,7 @@ def check_plain(
         ("schedule", bool(schedule)),
         ("sampler", sampler != "bound"),
         ("kernels", kernels != "eager"),
+        ("products", products != "native"),
         ("keep", bool(keep)),
     ):
         if given:

@@ -19,7 +19,7 @@ def model_of(program: Program, plan: PlanDocument) -> CostModel:
     stages = plan.schedule.stages
     if stages > 1:
         cluster = cluster.part(stages)
-    return CostModel.of(program, cluster, plan.optimizer, plan.schedule.style)
+    return CostModel.of(program, cluster, plan.optimizer, plan.schedule)
 
 
 def trace_document(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from autoshard.candidates import Rules
 from autoshard.errors import InputError, MeshError, RequestError, SpecError, UnknownNameError
 from autoshard.graph import ModelGraph
-from autoshard.kernels import STYLES
+from autoshard.kernels import PRODUCTS, STYLES
 from autoshard.plan import Schedule
 from autoshard.planner.family import Family, family_of
 from autoshard.planner.request import SHORT_AXES, check_sizes
@@ -128,6 +128,7 @@ def asked_of(
     dtype: str | None,
     limit: int | None,
     kernels: str,
+    products: str = "native",
     crew: Crew | None = None,
 ) -> WholeAsked:
     """What is asked of the whole space, the model captured; arguments as of ``optimize``.
@@ -139,6 +140,8 @@ def asked_of(
     """
     if kernels not in STYLES:
         raise UnknownNameError("style of kernels", kernels, STYLES)
+    if products not in PRODUCTS:
+        raise UnknownNameError("dtype of products", products, PRODUCTS)
     if not request.is_free:
         raise RequestError(
             "strategy and mesh are of the plain space; in the full one name ranges of axes: "
@@ -169,6 +172,7 @@ def asked_of(
         limit=limit,
         demands=demands,
         style=kernels,
+        products=products,
     )
 
 
@@ -245,7 +249,7 @@ def search_space(
     return Whole(
         graph=graph,
         solution=solution_of(result, graph),
-        schedule=result.arrangement.schedule(asked.style),
+        schedule=problems.schedule(result.arrangement),
         result=result,
         points=space,
         problems=problems,

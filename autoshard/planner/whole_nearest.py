@@ -17,7 +17,7 @@ from autoshard.errors import (
     RequestError,
     UnknownNameError,
 )
-from autoshard.kernels import Style
+from autoshard.kernels import Products, Style
 from autoshard.planner.family import Family, family_of
 from autoshard.search import length_of
 from autoshard.search.demands import MICRO_BATCH, RECOMPUTATION, Demands, size_of
@@ -49,6 +49,7 @@ class WholeAsked:
         limit: bytes of a device that may be used; None: all it has.
         demands: what an arrangement must be like.
         style: how operators between products are run.
+        products: what products of weights of blocks run in.
         partial: what kept the search from looking at everything: a sampler without a proof, a
             number of trials; empty: nothing.
     """
@@ -60,6 +61,7 @@ class WholeAsked:
     limit: int | None = None
     demands: Demands = field(default_factory=Demands)
     style: Style = "eager"
+    products: Products = "native"
     partial: str = ""
 
     def problems(self) -> Problems:
@@ -73,6 +75,7 @@ class WholeAsked:
             self.limit,
             self.style,
             resolve(self.demands.pins, family.growth.one),
+            products=self.products,
         )
 
     def points(self) -> list[Arrangement]:
@@ -88,7 +91,7 @@ class WholeAsked:
             family.blocks,
             family.tokens,
             family.experts,
-            family.ends(self.cluster, self.style, kinds),
+            family.ends(self.cluster, self.style, kinds, self.products),
             kinds,
         )
         if not demands.pins:

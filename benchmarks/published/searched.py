@@ -1,10 +1,8 @@
 """A case of published runs beside the plan that the search of the whole space finds for it.
 
 The publisher's configurations are priced as ``benchmarks.published_runs`` prices them. Messages
-beside computing (``overlapped``) and products in other dtypes belong to the publisher's software.
-The search sees the first; where products run in another dtype, it sees a device whose products of
-the model's own dtype are as fast, and every arrangement that it solves is priced again with those
-of the schedule: the fastest is compared.
+beside computing (``overlapped``), products in other dtypes and the style of kernels belong to the
+publisher's software: the search is told of them.
 
 Memory is the device's. A publisher's configuration may be predicted to need more (it ran): where
 the plan within the device's memory is slower then, another is found within as much as theirs needs.
@@ -16,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from autoshard.cluster import Cluster
 from autoshard.errors import AutoshardError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Memory, Schedule, StepTime
@@ -24,9 +21,8 @@ from autoshard.planner.family import Family
 from autoshard.planner.plan import Plan
 from autoshard.search.cost import CostModel
 from autoshard.search.ends import ends_of
-from autoshard.search.roofline import PRODUCT_DTYPES
 from autoshard.search.space import Arrangement, arrangements
-from autoshard.search.step import Step, price_step
+from autoshard.search.step import price_step
 from autoshard.search.whole import Problems, search_whole
 from autoshard.stretch import Growth
 from benchmarks.published.batches import BATCHES
@@ -238,8 +234,6 @@ class _Search:
 
         first, second = BATCHES[0], 2 * BATCHES[0]
         self.family = Family(Growth(graph(first), graph(second)), int(row["layers"]))
-        weights = next(n for n in graph(first).nodes if n.op == "parameter")
-        self.seen = searched_on(asked.cluster, schedule, weights.dtype)
         self.space = arrangements(
             asked.cluster,
             asked.options["global_batch"],
@@ -248,50 +242,50 @@ class _Search:
             experts=self.family.experts,
             recompute=self.family.recomputation,
             orders=("1f1b", "interleaved"),  # those of the rows
-            ends=ends_of(graph(first), self.seen, schedule.style, self.family.recomputation),
+            ends=ends_of(
+                graph(first),
+                asked.cluster,
+                schedule.style,
+                self.family.recomputation,
+                schedule.products,
+            ),
         )
 
     def plan(self, limit: int) -> Configured | None:
         """The fastest that fits."""
         problems = self._problems(limit)
-        solved: list[Arrangement] = []
-        result = search_whole(self.space, problems, progress=lambda _, a, __: solved.append(a))
-        self.solved, self.gap = len(solved), result.certificate.gap
-        return _fastest([self.price(problems, a) for a in solved])
+        result = search_whole(self.space, problems)
+        self.solved, self.gap = result.certificate.solved, result.certificate.gap
+        return self.price(problems, result.arrangement)
 
     def _problems(self, limit: int) -> Problems:
-        few, blocks = self.family.few, self.family.blocks
-        style, overlapped = self.schedule.style, self.schedule.overlapped
         return Problems(
-            few, blocks, self.seen, OPTIMIZER, limit, style=style, overlapped=overlapped
+            self.family.few,
+            self.family.blocks,
+            self.cluster,
+            OPTIMIZER,
+            limit,
+            style=self.schedule.style,
+            overlapped=self.schedule.overlapped,
+            products=self.schedule.products,
         )
 
     def price(self, problems: Problems, a: Arrangement) -> Configured | None:
-        """An arrangement's strategies, as the publisher's software runs them; None: too large."""
-        folded, found = problems.folded(a), problems.solve(a)
-        if self.schedule.products == "native" and not self.schedule.overlapped:
-            step_ = found.step  # run as the search sees it
-            fits = step_.memory.fits
-            return _configured(a.label, step_.step_time, step_.memory, None) if fits else None
-        program = folded.program(found.tied)
-        stage = self.cluster.part(a.pipeline)
-        model = CostModel.of(program, stage, OPTIMIZER, self.schedule.style)
-
-        def step(overlapped: tuple[str, ...]) -> Step:
-            how = {
-                "overlapped": overlapped,
-                "products": self.schedule.products,
-                "blocks": self.family.blocks,
-            }
-            schedule = a.schedule(self.schedule.style).model_copy(update=how)
-            return price_step(model, program, schedule, problems.limit)
-
-        priced, plain = step(self.schedule.overlapped), None
-        if not priced.memory.fits:
+        """An arrangement, with our strategies; None: too large."""
+        step = problems.solve(a).step
+        if not step.memory.fits:
             return None
-        if self.schedule.overlapped:
-            plain = step(()).step_time.total_s
-        return _configured(a.label, priced.step_time, priced.memory, plain)
+        plain = self._plain_seconds(problems, a) if self.schedule.overlapped else None
+        return _configured(a.label, step.step_time, step.memory, plain)
+
+    def _plain_seconds(self, problems: Problems, a: Arrangement) -> float:
+        """Of the same strategies, with no messages beside computing."""
+        program = problems.folded(a).program(problems.solve(a).tied)
+        schedule = problems.schedule(a).model_copy(
+            update={"overlapped": (), "blocks": self.family.blocks}
+        )
+        model = CostModel.of(program, self.cluster.part(a.pipeline), OPTIMIZER, schedule)
+        return price_step(model, program, schedule, problems.limit).step_time.total_s
 
     def lacks(self, row: Row, plan: Plan) -> tuple[str, ...]:
         """What the publisher's has that no arrangement of the space has."""
@@ -332,13 +326,3 @@ class _Search:
 
 def _fastest(offers: Sequence[Configured | None]) -> Configured | None:
     return min((c for c in offers if c), key=lambda c: c.seconds, default=None)
-
-
-def searched_on(cluster: Cluster, schedule: Schedule, dtype: str) -> Cluster:
-    """The cluster with products in ``dtype`` as fast as those that the schedule names."""
-    if schedule.products == "native":
-        return cluster
-    rate = cluster.flops_per_second(PRODUCT_DTYPES[schedule.products])
-    peak = cluster.flops_per_second(dtype) / cluster.efficiency(dtype)
-    shares = {**cluster.device.efficiencies, dtype: rate / peak}
-    return replace(cluster, device=replace(cluster.device, efficiencies=shares))

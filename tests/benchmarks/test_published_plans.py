@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.kernels import Products
-from autoshard.plan import Schedule
-from autoshard.search.roofline import PRODUCT_DTYPES
 from benchmarks.published.cases import Case, cases_of
 from benchmarks.published.pricing import Known, price
-from benchmarks.published.rows import complete, request
-from benchmarks.published.searched import Compared, compare, searched_on
+from benchmarks.published.rows import complete
+from benchmarks.published.searched import Compared, compare
 from benchmarks.published_plans import spread_out, summary
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "data" / "published_runs.csv"
@@ -45,16 +42,6 @@ def test_a_limit_takes_cases_of_each_source_from_end_to_end() -> None:
     cases = [Case(name=f"{s}{i}", rows=({"id": f"{s}-{i}"},)) for s in "ab" for i in range(7)]
     assert [c.name for c in spread_out(cases, 3)] == ["a0", "a2", "a4", "b0", "b2", "b4"]
     assert spread_out(cases, 8) == cases
-
-
-@pytest.mark.parametrize("products", sorted(PRODUCT_DTYPES))
-def test_the_search_sees_products_as_fast_as_they_are(products: Products) -> None:
-    row = "dle-0060" if products == "tf32" else "dgxc-0072"
-    cluster, dtype = request(ROWS[row]).cluster, "float32" if products == "tf32" else "bfloat16"
-    seen = searched_on(cluster, Schedule(products=products), dtype)
-    wanted = cluster.flops_per_second(PRODUCT_DTYPES[products])
-    assert seen.flops_per_second(dtype) == pytest.approx(wanted)
-    assert searched_on(cluster, Schedule(), dtype) is cluster
 
 
 def test_the_publishers_figure_is_that_of_published_runs_and_the_plan_is_no_slower(

@@ -319,11 +319,12 @@ def test_overlap_is_of_the_axes_that_are_named() -> None:
 
 
 def test_fewer_bits_make_products_of_blocks_faster_and_keep_less() -> None:
-    model, program = _on("gb200", ("data",), (4,))
-    steps = [
-        price_step(model, program, Schedule(microbatches=2, products=p))  # type: ignore[arg-type]
-        for p in ("native", "fp8", "nvfp4")
-    ]
+    _, program = _on("gb200", ("data",), (4,))
+    steps = []
+    for products in ("native", "fp8", "nvfp4"):
+        schedule = Schedule(microbatches=2, products=products)  # type: ignore[arg-type]
+        model = CostModel.of(program, Cluster.preset("gb200", 4), "adamw", schedule)
+        steps.append(price_step(model, program, schedule))
     kept = [s.memory.activations_bytes for s in steps]
     assert kept == sorted(kept, reverse=True)
     assert kept[2] < kept[0]
