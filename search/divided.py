@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autoshard.search.scheduled import Found
 from autoshard.search.space import Arrangement
-from autoshard.search.whole import SOLVE, Problems, Question
+from autoshard.search.whole import OWN, SOLVE, Problems, Question
 from autoshard.workers import Ask, Workers
 
 
@@ -32,17 +32,17 @@ class Divided(Problems):
         """See :meth:`Problems.raised`."""
         # Thousands of the first bounds need what few meshes take: only that is asked of others.
         needed = {key: what for level, a in asked for key, what in self.needed(level, a)}
-        bounds = [a for level, a in asked if level == "bound"]
+        own = [(level, a) for level, a in asked if level in OWN]
+        bounds = [a for level, a in own if level == "bound"]
         questions = [Ask("least", what, self.mesh_of(what[0])) for what in needed.values()]
-        questions += [self._ask("bound", a) for a in bounds]
+        questions += [self._ask(level, a) for level, a in own]
         answers = self.workers.answers(questions, self._beside(then))
         self._leasts.update(zip(needed, answers, strict=False))
         self.bounded += len(bounds)
         self._bounded.update(bounds)
         found = iter(answers[len(needed) :])
         return [
-            float(next(found)) if level == "bound" else getattr(self, level)(a)
-            for level, a in asked
+            float(next(found)) if level in OWN else getattr(self, level)(a) for level, a in asked
         ]
 
     def solve(self, a: Arrangement, then: Sequence[Question] = ()) -> Found:

@@ -74,7 +74,8 @@ class Pace:
             back beside that without them, then how often there alone.
         parts: seconds of one microbatch in each segment, for the work alone, as ``rows`` list them.
         seconds: of the step, for the work alone.
-        ends: the first stage; where the last one waits with gradients of weights, also that.
+        ends: the first stage, which keeps the most microbatches, and the last one, which keeps
+            what the loss needs.
     """
 
     schedules: tuple[Schedule, ...]
@@ -159,7 +160,7 @@ class Floors:
         sizes = [self._work.bytes(s, self.optimizer) for s in schedules]
         stored, kept, waiting = (np.concatenate(column) for column in zip(*sizes, strict=True))
         ends = []
-        for rank in (0, schedule.stages - 1) if schedule.splits_backward else (0,):
+        for rank in sorted({0, schedule.stages - 1}):
             inside = np.zeros(len(is_block))
             for run in runs[rank :: schedule.stages]:
                 for i in run:
@@ -216,18 +217,20 @@ class Floors:
         a: Arrangement,
         kept: Sequence[float] | None = None,
         waiting: Sequence[float] = (),
+        passing: float = 0.0,
     ) -> list[float]:
         """Bytes left on each end where everything is cut over all devices of a stage.
 
         ``kept``, ``waiting``: what a device keeps of each segment at least, until backward and
         until W, if that is known better; listed as those of :meth:`with_storing`.
+        ``passing``: what any device has for a while beside that, at least.
         """
         out = []
         for end in self.pace(a).ends:
             held = end.kept / a.devices if kept is None else float(np.dot(end.inside, kept))
             later = float(np.dot(end.inside, waiting)) if waiting else end.waiting / a.devices
             both = end.held[0] * held + end.held[1] * later
-            out.append(self.limit - end.stored / a.devices - both)
+            out.append(self.limit - end.stored / a.devices - both - passing)
         return out
 
 

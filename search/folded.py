@@ -164,6 +164,7 @@ class Folded:
         self._without: dict[str, frozenset[str]] = {}
         self._kept: dict[object, Array] = {}
         self._least: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._passing: dict[str, float] = {}
 
     # ---- kinds and factors ------------------------------------------------------------------
 
@@ -669,6 +670,24 @@ class Folded:
     def least_waiting(self) -> tuple[float, ...]:
         """The same for gradients of weights, where these are tasks of their own."""
         return self._least_of("none", "waiting", is_apart=True)
+
+    def least_passing(self, recompute: str) -> float:
+        """The least bytes that there are for a while beside all that is kept.
+
+        What the loss takes, and what comes back of one block while it is computed again.
+        """
+        if recompute not in self._passing:
+            flat = np.zeros(self.places.ends[-1])
+            if self._recomputed(Schedule(recompute=recompute)):
+                flat += self._working(recompute)
+            sizes = self.places.split(flat)
+            for kind, members in enumerate(self._unary):
+                for _, number in members:
+                    temporary = self.tables.unary_tables[number].temporary
+                    if temporary is not None:
+                        sizes[kind] += temporary
+            self._passing[recompute] = self.elimination.least(sizes)
+        return self._passing[recompute]
 
     def _least_of(self, recompute: str, *counted: str, is_apart: bool = False) -> tuple[float, ...]:
         """The least of each segment, chosen for it alone, of some rows of :class:`Weights`.

@@ -86,7 +86,7 @@ class Scheduled:
         self.ways = ways(schedule)
         self.way = self.ways[0]
         self.memory_rank = 0
-        self._price = 0.0
+        self._price = self._bounded = 0.0
         self.has_late = any(t.deferred is not None for t in folded.tables.edge_tables)
         self._seen: list[Tied] = []
         self.extremes = [s and s * len(self._kinds) for s in folded.extremes]
@@ -131,13 +131,30 @@ class Scheduled:
                 leanest = self.folded.minimum(sums, LEANEST)[1]
                 _, self._price = self._chords(sums, fastest, leanest, self._room(0.0))
         if self.beside is None:
-            return self._highest()[0]
+            self._bounded = self._highest()[0]
+            return self._bounded
         found = []
         for shares in (*self.extremes, self._leaning(fastest)):
             self.beside = shares
             found.append(self._highest()[0])
         self.beside = self.extremes[0]
-        return max(found)
+        self._bounded = max(found)
+        return self._bounded
+
+    def closer(self) -> float:
+        """The bound along what one choice waits for, and where its backward stands still.
+
+        Comes after :meth:`bound`; what :meth:`solve` does after it is the same as without.
+        """
+        _, tied = self.folded.minimum(self.sums(0.0), self._price)
+        step, way, found = self._step(tied), self.way, self._bounded
+        if longer := self._longer(step):
+            self.way = longer
+            found = max(found, self._highest()[0])
+        if self._is_late(step, found):
+            found = self._stalled(tied, found)
+        self.way = way
+        return found
 
     def _leaning(self, tied: Tied) -> Shares:
         """Where messages beside computing take longer than it does, with a choice."""
@@ -208,9 +225,8 @@ class Scheduled:
         found = self._solve()
         for _ in range(CHAINS):
             # What these strategies wait for is the better sum, and the closer bound.
-            way = self._chain(found.step)
-            chunks = found.step.chunks
-            if way == self.way or way.seconds(chunks) <= self.way.seconds(chunks) * (1 + CLOSE):
+            way = self._longer(found.step)
+            if way is None:
                 break
             self.way = way
             other = self._solve()
@@ -220,9 +236,23 @@ class Scheduled:
             return found
         seconds = found.step.step_time.total_s
         bound = found.bound
-        if bound < seconds * (1 - CLOSE) and found.step.late_s > seconds * CLOSE:
-            bound = max(bound, self._stalled(found.tied, bound))
+        if self._is_late(found.step, bound):
+            bound = self._stalled(found.tied, bound)
         return Found(found.tied, found.step, min(bound, seconds))
+
+    def _longer(self, step: Step) -> Way | None:
+        """What a step waits for, where that takes longer than the way that is looked at."""
+        s, chunks = self.schedule, step.chunks
+        way = critical(s.order, chunks, s.stages, s.microbatches)
+        if way == self.way or way.seconds(chunks) <= self.way.seconds(chunks) * (1 + CLOSE):
+            return None
+        return way
+
+    @staticmethod
+    def _is_late(step: Step, bound: float) -> bool:
+        """Whether gradients that travel once a step may be why it is longer than a bound."""
+        seconds = step.step_time.total_s
+        return bound < seconds * (1 - CLOSE) and step.late_s > seconds * CLOSE
 
     def _stalled(self, tied: Tied, known: float) -> float:
         """The bound where backward stands still as it does with a choice.
@@ -405,11 +435,6 @@ class Scheduled:
         rows = rows_of(self.is_block, self.stands_for, self.ways, self.schedule.stage_blocks)
         lengths = (rows * seconds[:, None, :]).sum(axis=(0, 2))
         return self.ways[int(lengths.argmax())]
-
-    def _chain(self, step: Step) -> Way:
-        """What takes longest of all with these strategies."""
-        s = self.schedule
-        return critical(s.order, step.chunks, s.stages, s.microbatches)
 
     def _fullest_rank(self, step: Step) -> int:
         """The stage whose memory is the fullest, with these strategies."""

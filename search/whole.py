@@ -3,10 +3,10 @@
 Every arrangement (:mod:`autoshard.search.space`) gets a bound in steps, each taken only where the
 one before does not rule it out: work and bytes divided by the devices; what the axes cost that
 share a sample, at the largest microbatch and at its own, with the messages of parameters that do
-not fit whole; the least sum of its tables, within the memory; the exact price of its best
-strategies. The lowest bounds are always looked at next, some side by side, and what is solved is a
-trial of an Optuna study; when they are above the best price, that price is the optimum of the
-space, up to the gap between bounds and prices of what was solved: the
+not fit whole; the least sum of its tables, within the memory; the same along what one choice waits
+for; the exact price of its best strategies. The lowest bounds are always looked at next, some side
+by side, and what is solved is a trial of an Optuna study; when they are above the best price, that
+price is the optimum of the space, up to the gap between bounds and prices of what was solved: the
 certificate.
 """
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,12 +50,18 @@ Graphs = Callable[[int], ModelGraph]
 Mesh = tuple[int, tuple[int, ...]]
 """Samples of a microbatch, and sizes of the axes: what tables depend on."""
 
-LEVELS = ("by_share", "by_axes", "bound")
+LEVELS = ("by_share", "by_axes", "bound", "closer")
 """Bounds of an arrangement beyond the first, each closer and dearer than the one before."""
 
+OWN = ("bound", "closer")
+"""Those that take tables of the arrangement's own mesh."""
+
 SOLVE = "solve"
+FIRST = LEVELS.index(OWN[0])
 Question = tuple[str, Arrangement]
 """One of :data:`LEVELS`, or SOLVE, of an arrangement."""
+
+_Entry = tuple[float, int, int]
 
 LINE = 8
 """Questions that may be begun before they are asked."""
@@ -63,7 +70,7 @@ AHEAD = 128
 """Bounds that are asked for at once, whoever looks; tables for them are built side by side."""
 
 DEAR = 4
-"""How many of these may be of the last level: where they are the last ones, they were in vain."""
+"""How many of these may be of OWN: where they are the last ones, they were in vain."""
 
 BUBBLE = 0.15
 """Stages less one, as a share of the microbatches, up to which the work alone bounds forward and
@@ -143,12 +150,14 @@ class Least:
         kept: bytes for its backward; empty: not known.
         halves: seconds without gradients of weights, see ``Folded.least_halves``; empty: not known.
         waiting: bytes for these where they are tasks of their own; empty: not known.
+        passing: bytes that there are for a while beside what is kept, see ``Folded.least_passing``.
     """
 
     seconds: tuple[float, ...]
     kept: tuple[float, ...] = ()
     halves: tuple[float, ...] = ()
     waiting: tuple[float, ...] = ()
+    passing: float = 0.0
 
 
 class Problems:
@@ -285,9 +294,18 @@ class Problems:
         there saves no computing but the optimizer's, which is left out, and costs messages: the
         least that the memory asks for.
         """
-        least = self._least(self._alone(a), a.kinds, _apart(a))
+        return self._bound_alone(a, self._least(self._alone(a), a.kinds, _apart(a)), 1)
+
+    def rooms(self, a: Arrangement) -> list[float]:
+        """Bytes left on the first stage and on the last one, as :meth:`by_axes` counts them."""
+        return self._rooms(a, self._least(self._alone(a), a.kinds, _apart(a)))
+
+    def _rooms(self, a: Arrangement, least: Sequence[Least]) -> list[float]:
+        if not least[0].kept:
+            return self.floors.rooms(a)
         kept = [held for each in least for held in each.kept]
-        return self._bound_alone(a, least, 1, kept)
+        waiting = [held for each in least for held in each.waiting]
+        return self.floors.rooms(a, kept, waiting, max(each.passing for each in least))
 
     def least(self, asked: tuple[Arrangement, str, str]) -> Least:
         """What the segments of an arrangement's mesh and microbatch take at least.
@@ -299,11 +317,11 @@ class Problems:
         parts = folded.least_parts(kind)
         if what == SECONDS:
             return Least(parts)
-        kept = folded.least_kept(kind)
+        kept, passing = folded.least_kept(kind), folded.least_passing(kind)
         if not what:
-            return Least(parts, kept)
+            return Least(parts, kept, passing=passing)
         halves = folded.least_halves(kind) if what == "halves" else ()
-        return Least(parts, kept, halves, folded.least_waiting())
+        return Least(parts, kept, halves, folded.least_waiting(), passing)
 
     def _least(self, a: Arrangement, kinds: Sequence[str], what: str) -> list[Least]:
         """The same with each of some kinds of recomputation."""
@@ -317,7 +335,7 @@ class Problems:
         self, level: str, a: Arrangement
     ) -> Iterator[tuple[tuple[Mesh, str, str], tuple[Arrangement, str, str]]]:
         """What a bound asks of :meth:`least`, by what that depends on; not what is known."""
-        if level == "bound":
+        if level in OWN:
             return
         alone = self._most_samples(a) if level == "by_share" else self._alone(a)
         what = _apart(a) if level == "by_axes" else SECONDS
@@ -345,22 +363,15 @@ class Problems:
         """
         return [getattr(self, level)(a) for level, a in asked]
 
-    def _bound_alone(
-        self,
-        a: Arrangement,
-        least: Sequence[Least],
-        shares: int,
-        kept: Sequence[float] | None = None,
-    ) -> float:
+    def _bound_alone(self, a: Arrangement, least: Sequence[Least], shares: int) -> float:
         parts = [each.seconds for each in least]
         seconds = np.concatenate(parts) / shares
-        waiting = [held for each in least for held in each.waiting]
         if a.splits_backward:
             rest = self.floors.pace(a).parts[len(seconds) :]
             if least[0].halves:
                 rest = np.hstack([np.reshape(each.halves, (2, -1)) for each in least]).ravel()
             seconds = np.concatenate([seconds, rest])
-        return self.floors.with_storing(a, seconds, self.floors.rooms(a, kept, waiting))
+        return self.floors.with_storing(a, seconds, self._rooms(a, least))
 
     def folded(self, a: Arrangement) -> Folded:
         """The tables of an arrangement's mesh and microbatch."""
@@ -415,6 +426,12 @@ class Problems:
         self.bounded += 1
         return self.scheduled(a).bound()
 
+    def closer(self, a: Arrangement) -> float:
+        """The same along what one choice waits for; after :meth:`bound`, whoever found that."""
+        if a not in self._scheduled:
+            self.scheduled(a).bound()
+        return self._scheduled[a].closer()
+
     def solve(self, a: Arrangement, then: Sequence[Question] = ()) -> Found:
         """The best strategies, priced exactly; ``then`` as of :meth:`raised`."""
         if a not in self._found:
@@ -443,57 +460,77 @@ class BestFirst:
         self.of = {_key(a.params): i for i, a in enumerate(space)}
         problems.prepare(space)
         floors = problems.floors
-        self._heap = [
+        self._far = [
             (bound, i, 0) for i, a in enumerate(space) if (bound := floors.seconds(a)) < inf
         ]
-        heapq.heapify(self._heap)
+        """In line for bounds that others share, as (bound, number, level): most of the space."""
+        self._near: list[_Entry] = []
+        """In line for what takes tables of their own."""
+        heapq.heapify(self._far)
         self.best = inf
-        self._gone: list[tuple[float, int, int]] = []
+        self._gone: list[_Entry] = []
+
+    @property
+    def _line(self) -> list[_Entry]:
+        """Where the lowest bound is."""
+        lines = [line for line in (self._far, self._near) if line]
+        return min(lines, key=itemgetter(0), default=[])
 
     @property
     def lowest(self) -> float:
         """No arrangement that was not given out yet is faster."""
-        return self._heap[0][0] if self._heap else inf
+        return self._line[0][0] if self._line else inf
 
     def next(self, taken: Sequence[Mapping[str, Any]]) -> dict[str, int | str] | None:
         """Parameters of the arrangement to solve next; None where none can be the best."""
         gone = {self.of.get(_key(params), -1) for params in taken}
         while True:
-            lowest: list[tuple[float, int, int]] = []
-            dear = 0
-            while self._heap and self._heap[0][0] <= self.best and len(lowest) < AHEAD:
-                dear += self._heap[0][2] == len(LEVELS) - 1
-                if dear > DEAR:
-                    break
-                value, i, level = heapq.heappop(self._heap)
-                if i in gone:
-                    self._gone.append((value, i, level))
-                elif level < len(LEVELS):
-                    lowest.append((value, i, level))
-                else:
-                    # It stays in line until it is taken: whoever asks may not use the answer.
-                    heapq.heappush(self._heap, (value, i, level))
-                    if not lowest:
-                        return self.space[i].params
-                    break
-            if not lowest:
-                return None
-            asked = [(LEVELS[level], self.space[i]) for _, i, level in lowest]
+            together = self._together(gone)
+            if not together:
+                line = self._line
+                return self.space[line[0][1]].params if line and line[0][0] <= self.best else None
+            asked = [(LEVELS[level], self.space[i]) for _, i, level in together]
             bounds = self.problems.raised(asked, self.likely())
-            for (value, i, level), bound in zip(lowest, bounds, strict=True):
+            for (value, i, level), bound in zip(together, bounds, strict=True):
                 if bound < inf:
-                    heapq.heappush(self._heap, (max(value, bound), i, level + 1))
+                    self._put((max(value, bound), i, level + 1))
+
+    def _together(self, gone: Set[int]) -> list[_Entry]:
+        """What is lowest and has bounds that may be raised, as much as is asked for at once.
+
+        Nothing where none can be the best, or where what is lowest is to be solved. That stays in
+        line until it is taken: whoever asks may not use the answer.
+        """
+        out: list[_Entry] = []
+        dear: list[int] = []
+        while (line := self._line) and line[0][0] <= self.best and len(out) < AHEAD:
+            _, i, level = line[0]
+            if i in gone:
+                self._gone.append(heapq.heappop(line))
+                continue
+            if level == len(LEVELS):
+                break
+            if level >= FIRST:
+                # Of one level: what is closer may be the price that rules others out.
+                if len(dear) == DEAR or level not in (dear or (level,)):
+                    break
+                dear.append(level)
+            out.append(heapq.heappop(line))
+        return out
+
+    def _put(self, entry: _Entry) -> None:
+        heapq.heappush(self._near if entry[2] >= FIRST else self._far, entry)
 
     def likely(self) -> list[Question]:
         """What may be asked after what was given out last, the likeliest first: what is long."""
-        line = (e for e in self._heap if e[0] <= self.best and e[2] >= len(LEVELS) - 1)
         names = (*LEVELS, SOLVE)
-        return [(names[level], self.space[i]) for _, i, level in heapq.nsmallest(LINE, line)]
+        near = (entry for entry in self._near if entry[0] <= self.best)
+        return [(names[level], self.space[i]) for _, i, level in heapq.nsmallest(LINE, near)]
 
     def restore(self) -> None:
         """Put back what was left out because somebody had taken it."""
         for entry in self._gone:
-            heapq.heappush(self._heap, entry)
+            self._put(entry)
         self._gone.clear()
 
     def solved(self, i: int, price: _Price) -> None:

@@ -115,7 +115,7 @@ def space(
 
 def bounds(problems: Problems, a: Arrangement) -> list[float]:
     found = (problems.floors.seconds, problems.by_share, problems.by_axes)
-    return [bound(a) for bound in (*found, problems.bound)]
+    return [bound(a) for bound in (*found, problems.bound, problems.closer)]
 
 
 CASES = [
@@ -468,6 +468,32 @@ def test_bounds_hold_however_operators_are_run(style: Style, cluster: str) -> No
         price = other.solve(a).step.step_time.total_s
         for bound in bounds(other, a):
             assert bound <= price * (1 + 1e-9), a.label
+
+
+@pytest.mark.parametrize("model", ["llama", "wide"])
+def test_bounds_count_the_bytes_of_the_leanest_tables(model: str) -> None:
+    """Of two stages those of the fuller one: exactly so where devices share no token."""
+    found = reserved("h100", 4)
+    points = space(model, found, 8, {"pipeline": (2, 2)})
+    inner = problems(model, found)
+    inner.prepare(points)
+    for a in points:
+        counted = max(inner.floors.limit - room for room in inner.rooms(a))
+        tables = inner.scheduled(a).leanest_bytes()
+        assert counted <= tables * (1 + 1e-9), a.label
+        if a.model == a.context == 1 and a.replica == 1:
+            assert counted == pytest.approx(tables), a.label
+
+
+def test_what_a_step_waits_for_bounds_it_closer() -> None:
+    """With chunks the rank that works longest is not all that a step waits for."""
+    found = reserved("h100", 4)
+    points = [a for a in space("llama", found, 8) if a.pipeline > 1]
+    inner = problems("llama", found)
+    inner.prepare(points)
+    gains = {a: inner.closer(a) / inner.bound(a) - 1 for a in points}
+    assert min(gains.values()) == 0.0
+    assert min(gain for a, gain in gains.items() if a.virtual_stages > 3) > 0.005
 
 
 def test_a_sampler_asked_beyond_the_end_says_so() -> None:
