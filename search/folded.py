@@ -38,16 +38,18 @@ from autoshard.search.step import (
     MASTER_BYTES,
     Measured,
     Step,
+    again_of,
     compose,
     crossing_nodes,
+    later_blocks,
     measure,
     measured_step,
+    mixed,
     recomputed,
     segments,
     send_seconds,
-    spread,
 )
-from autoshard.search.sums import Choice, Places, Sums, Tied
+from autoshard.search.sums import Choice, Others, Places, Sums, Tied
 from autoshard.sharding.layout import R
 from autoshard.sharding.strategy import Strategy
 
@@ -150,7 +152,7 @@ class Folded:
         self.stands_for = standing(self.is_block, self.blocks)
         tiers = [set(model.prices.tiers_of((a,))) for a in range(len(model.sizes))]
         self.one_link = not tiers or bool(set.intersection(*tiers))
-        self._part = {
+        self.segment_of = {
             n.name: i for i, s in enumerate(self.parts) for n in self.graph.nodes[s.start : s.end]
         }
         self.slows = min(1.0, model.cluster.device.kernels.contention)
@@ -220,7 +222,7 @@ class Folded:
         for kind, members in enumerate(self._unary):
             for variable, number in members:
                 node = self.graph.by_name[self.tables.variables[variable]]
-                part = self._part[node.name]
+                part = self.segment_of[node.name]
                 table = self.tables.unary_tables[number]
                 if weights.temporary and table.temporary is not None:
                     # Of all stages, as exact figures have it.
@@ -261,7 +263,7 @@ class Folded:
             for number, table_number in edges:
                 consumer = self.tables.variables[self.tables.edges[number][1]]
                 producer = self.tables.variables[self.tables.edges[number][0]]
-                part = self._part[consumer]
+                part = self.segment_of[consumer]
                 if not counts[part]:
                     continue
                 table_ = self.tables.edge_tables[table_number]
@@ -594,14 +596,14 @@ class Folded:
                 later = None if apart is None else apart.of[variable]
                 last = 0.0 if later is None else later.seconds[i]
                 more = 0.0 if later is None else later.more[i]
-                out[:, self._part[name]] += forward, back + more - last, last
+                out[:, self.segment_of[name]] += forward, back + more - last, last
         for u, v, _, number in tables.edges:
             edge, name = tables.edge_tables[number], tables.variables[v]
             forward = (edge.seconds if edge.forward is None else edge.forward)[at[u], at[v]]
             back = edge.seconds[at[u], at[v]] - forward
             last = back if apart is not None and apart.is_sent(u) else 0.0
             back += (forward if name in again else 0.0) - last
-            out[:, self._part[name]] += forward, back, last
+            out[:, self.segment_of[name]] += forward, back, last
         return out
 
     def beside_at(
@@ -626,7 +628,7 @@ class Folded:
             i = at[variable]
             there = np.array([table.forward_compute[i], table.beside[0][i]])
             back = np.array([table.backward[i], table.beside[1][i]])
-            out[self._part[node.name]] += [there, back + there * (node.name in again)]
+            out[self.segment_of[node.name]] += [there, back + there * (node.name in again)]
         for factor, edges in self._edges.items():
             for number, table_number in edges:
                 u, v, _, _ = tables.edges[number]
@@ -635,7 +637,7 @@ class Folded:
                     continue
                 ahead, behind, later = (float(b[at[u], at[v]]) for b in beside)
                 back_s = behind + ahead * (name in again) + later * (factor in gathered_again)
-                out[self._part[name], :, 1] += (ahead, back_s)
+                out[self.segment_of[name], :, 1] += (ahead, back_s)
         return [((a, b), (c, d)) for ((a, b), (c, d)) in out.tolist()]
 
     def least_parts(self, recompute: str) -> tuple[float, ...]:
@@ -774,10 +776,24 @@ class Folded:
 
         return program, measured_step(measured, schedule)
 
-    def step(self, found: Tied, schedule: Schedule, limit: int | None) -> Step:
-        """The exact figures of a step."""
+    def step(
+        self,
+        found: Tied,
+        schedule: Schedule,
+        limit: int | None,
+        others: Others | None = None,
+    ) -> Step:
+        """The exact figures of a step; ``others`` are the strategies of some of the blocks."""
         program, measured = self.measured(found, schedule)
+        if others is not None:
+            _, more = self.measured(others.tied, schedule)
+            measured = mixed(measured, more, self.have(others, schedule))
         return compose(self.model, program, schedule, measured, limit)
+
+    def have(self, others: Others, schedule: Schedule) -> frozenset[int]:
+        """Segments of the whole model that have the strategies of ``others``."""
+        is_block = [self.is_block[i] for i in self.stands_for]
+        return later_blocks(is_block, schedule, others.blocks)
 
 
 def scaled(weight: float, values: Array) -> Array:
@@ -807,10 +823,10 @@ def listed_twice(
     """
     if schedule.recomputed_blocks is None:
         return is_block, stands_for
-    chosen = spread([is_block[i] for i in stands_for], schedule)
+    chosen = again_of([is_block[i] for i in stands_for], schedule)
     count = len(is_block)
     return is_block * 2, tuple(
-        i + count * second for i, second in zip(stands_for, chosen, strict=True)
+        stands + count * (i in chosen) for i, stands in enumerate(stands_for)
     )
 
 

@@ -8,7 +8,7 @@ that repeat are one place (``layers.*.mlp``), and gradients that travel once a s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from autoshard.graph import Node
 from autoshard.plan import Schedule
@@ -25,7 +25,11 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 
 def seconds_by_place(
-    model: CostModel, program: Program, schedule: Schedule, stands_for: Sequence[int] = ()
+    model: CostModel,
+    program: Program,
+    schedule: Schedule,
+    stands_for: Sequence[int] = (),
+    only: Collection[int] | None = None,
 ) -> Mapping[Place, float]:
     """Seconds of one device in one step, the mean over stages.
 
@@ -35,11 +39,13 @@ def seconds_by_place(
         schedule: of a step.
         stands_for: for each segment of the whole model that of the program which stands for it;
             empty: the program is of the whole model.
+        only: segments of the whole model that count; None: all.
     """
     parts = segments(program.graph)
     is_block = tuple(part.is_block for part in parts)
     stands = tuple(stands_for) or tuple(range(len(parts)))
-    _, numbers = listed_twice(is_block, stands, schedule)
+    _, listed = listed_twice(is_block, stands, schedule)
+    numbers = [n for i, n in enumerate(listed) if only is None or i in only]
     out: dict[Place, float] = {}
     for turn, kind in enumerate(kinds_of(schedule)):
         times = [numbers.count(turn * len(parts) + i) for i in range(len(parts))]

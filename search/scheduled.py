@@ -6,8 +6,8 @@ exactly. Memory enters by a multiplier, as in :mod:`autoshard.search.problem`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import inf
 
@@ -20,11 +20,12 @@ from autoshard.search.critical import critical
 from autoshard.search.feasible import SURE
 from autoshard.search.filling import combined, filled
 from autoshard.search.folded import Folded, Shares, listed_twice
+from autoshard.search.mixing import Pair, pairs
 from autoshard.search.preference import preference
 from autoshard.search.problem import LEANEST
 from autoshard.search.stalls import Stall, Stalls
 from autoshard.search.step import Step, kinds_of
-from autoshard.search.sums import Sums, Tied
+from autoshard.search.sums import Others, Sums, Tied
 
 HALVINGS = 6
 """Steps that find the share of late gradients whose bound is the highest."""
@@ -44,6 +45,9 @@ CLOSE = 1e-4
 LEANINGS = 5
 """Most shares of messages beside computing that are tried."""
 
+PAIRS = 2
+"""Most pairs of choices that blocks are mixed from."""
+
 CHORDS = 16
 """Most prices of memory that are tried."""
 
@@ -56,11 +60,13 @@ class Found:
         tied: the choice.
         step: its exact figures.
         bound: no strategies, alike in all blocks, are faster within the limit.
+        others: the choice of some of the blocks; None: they are all alike.
     """
 
     tied: Tied
     step: Step
     bound: float
+    others: Others | None = None
 
     @property
     def fits(self) -> bool:
@@ -88,7 +94,9 @@ class Scheduled:
         self.memory_rank = 0
         self._price = self._bounded = 0.0
         self.has_late = any(t.deferred is not None for t in folded.tables.edge_tables)
+        self._exposed = 0.0
         self._seen: list[Tied] = []
+        self._tried: list[Tied] = []
         self.extremes = [s and s * len(self._kinds) for s in folded.extremes]
         self.beside = self.extremes[0]
         self._sums: dict[tuple[float, bool, Way, int, Shares | None], Sums] = {}
@@ -195,7 +203,7 @@ class Scheduled:
     def solve(self) -> Found:
         """The fastest that fits; where none does, the leanest."""
         if self.beside is None:
-            return self._chained()
+            return self._with_mixed(self._chained())
         tried: dict[Shares, Found] = {}
         todo = [shares for shares in self.extremes if shares is not None]
         while todo and len(tried) < LEANINGS:
@@ -205,7 +213,43 @@ class Scheduled:
             if not todo and best.fits and bound < best.step.step_time.total_s * (1 - CLOSE):
                 todo = [s for s in self._between(tried) if s not in tried][:1]
         seconds = best.step.step_time.total_s
-        return Found(best.tied, best.step, min(bound, seconds) if best.fits else bound)
+        bound = min(bound, seconds) if best.fits else bound
+        return self._with_mixed(Found(best.tied, best.step, bound))
+
+    def _with_mixed(self, found: Found) -> Found:
+        """``found``, or what is faster where not all blocks are alike."""
+        if not found.fits or not self._price:
+            return found
+        seconds, folded = found.step.step_time.total_s, self.folded
+        if found.bound >= seconds * (1 - CLOSE):
+            return found
+        assert self.limit is not None
+        sums = self.sums(self._exposed)
+        tied = folded.measure(sums, found.tied.choice, found.tied.again)
+        pool = {t.key: t for t in (tied, *self._tried, *self._seen)}
+        room = tied.num_bytes + self.limit - found.step.memory.total_bytes
+        best = found
+        for pair in pairs(folded, sums, list(pool.values()), room)[:PAIRS]:
+            for other in self._filling(pair):
+                # Where stages have not the same share of it, it may be below the bound.
+                if found.bound <= other.step.step_time.total_s and _rank(other) < _rank(best):
+                    best = replace(other, bound=found.bound)
+        return best
+
+    def _filling(self, pair: Pair) -> Iterator[Found]:
+        """A pair with about as many of the faster blocks as fit."""
+        low, high = 0, self.folded.blocks
+        count = int(pair.share * high)
+        while low < high - 1:
+            count = min(max(count, low + 1), high - 1)
+            others = Others(pair.some, count)
+            step = self.folded.step(pair.rest, self.schedule, self.limit, others)
+            if step.memory.fits:
+                low = count
+                yield Found(pair.rest, step, 0.0, others)
+            else:
+                high = count
+            count = (low + high) // 2
 
     def _between(self, tried: Mapping[Shares, Found]) -> list[Shares]:
         """What messages beside computing may count next, the likeliest to help first.
@@ -286,6 +330,7 @@ class Scheduled:
     def _solve(self) -> Found:
         best = self._within(0.0)
         bound, exposed, seen = self._highest()
+        self._exposed = exposed
         if self.has_late and best.fits:
             found = [self._within(e) for e in {1.0, exposed}]
             found += [Found(tied, self._step(tied), 0.0) for tied in seen]
@@ -426,6 +471,7 @@ class Scheduled:
 
     def _step(self, tied: Tied) -> Step:
         if tied.key not in self._steps:
+            self._tried.append(tied)
             self._steps[tied.key] = self.folded.step(tied, self.schedule, self.limit)
         return self._steps[tied.key]
 

@@ -81,7 +81,7 @@ class Arrangement:
         order: of a pipeline's tasks, one of ``ORDERS``.
         recompute: see :class:`autoshard.plan.Schedule`.
         stage_blocks: blocks of each stage, where they are uneven; None: even.
-        recomputed_blocks: how many blocks ``recompute`` is of, spread evenly; None: all.
+        recomputed_blocks: how many blocks ``recompute`` is of, the first of each stage; None: all.
     """
 
     pipeline: int

@@ -12,7 +12,6 @@ last microbatch's backward.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -524,12 +523,7 @@ def measured_step(measure: Callable[[Schedule], Measured], schedule: Schedule) -
     kept = measure(schedule.model_copy(update={"recompute": "none"}))
     if schedule.blocks is not None:
         kept = kept.with_blocks(schedule.blocks)
-    chosen = spread([part.is_block for part in found.parts], schedule)
-    parts = tuple(
-        part if again else whole
-        for whole, part, again in zip(kept.parts, found.parts, chosen, strict=True)
-    )
-    return replace(found, parts=parts)
+    return mixed(kept, found, again_of([part.is_block for part in found.parts], schedule))
 
 
 def kinds_of(schedule: Schedule) -> tuple[Schedule, ...]:
@@ -540,23 +534,57 @@ def kinds_of(schedule: Schedule) -> tuple[Schedule, ...]:
     return alike.model_copy(update={"recompute": "none"}), alike
 
 
-def spread(is_block: Sequence[bool], schedule: Schedule) -> list[bool]:
-    """Of each segment of the whole model whether it is a block that is recomputed.
-
-    ``schedule.recomputed_blocks`` of them lie evenly among all, in the order of the ranks that have
-    them, so that each rank has as many; one after another where the division depends on seconds.
-    """
-    some, p, virtual = schedule.recomputed_blocks, schedule.stages, schedule.virtual_stages
-    blocks = [i for i, repeated in enumerate(is_block) if repeated]
+def again_of(is_block: Sequence[bool], schedule: Schedule) -> frozenset[int]:
+    """Blocks of the whole model that are recomputed, by number of the segment."""
+    blocks = frozenset(i for i, repeated in enumerate(is_block) if repeated)
+    some = schedule.recomputed_blocks
     if some is None:
-        return list(is_block)
-    if virtual > 1 and divides(len(blocks), p * virtual):
-        bounds = chunk_bounds(is_block, [0.0] * len(is_block), p * virtual)
-        blocks.sort(key=lambda i: ((bisect_right(bounds, i) - 1) % p, i))
-    # One wherever the share passes the next whole number.
-    share = [n * some // len(blocks) for n in range(len(blocks) + 1)]
-    chosen = {i for i, (low, high) in zip(blocks, pairwise(share), strict=True) if high > low}
-    return [i in chosen for i in range(len(is_block))]
+        return blocks
+    return blocks - later_blocks(is_block, schedule, len(blocks) - some)
+
+
+def later_blocks(is_block: Sequence[bool], schedule: Schedule, count: int) -> frozenset[int]:
+    """``count`` of the blocks of the whole model, by number of the segment.
+
+    Ranks have the same share of them, and so have the chunks of a rank, as far as blocks divide;
+    where they do not, the last chunks of each rank have one more. Of a chunk they are the last
+    blocks. So chunks that are passed one after another take equally long as long as can be, which
+    waits least. Evenly one after another where the division into stages depends on seconds.
+    """
+    p, chunks = schedule.stages, schedule.stages * schedule.virtual_stages
+    blocks = [i for i, repeated in enumerate(is_block) if repeated]
+    if schedule.stage_blocks is None and not divides(len(blocks), chunks):
+        share = [n * count // len(blocks) for n in range(len(blocks) + 1)]
+        return frozenset(
+            i for i, (low, high) in zip(blocks, pairwise(share), strict=True) if high > low
+        )
+    bounds = chunk_bounds(is_block, [0.0] * len(is_block), chunks, schedule.stage_blocks)
+    each = [[i for i in blocks if low <= i < high] for low, high in pairwise(bounds)]
+    chosen: list[int] = []
+    seen = 0
+    for rank in range(p):
+        own = each[rank::p]
+        size = sum(map(len, own))
+        seen += size
+        here = seen * count // len(blocks) - len(chosen)
+        numbers = [len(chunk) * here // max(1, size) for chunk in own]
+        for k in reversed(range(len(own))):
+            if numbers[k] < len(own[k]) and sum(numbers) < here:
+                numbers[k] += 1
+            chosen += own[k][len(own[k]) - numbers[k] :]
+    return frozenset(chosen)
+
+
+def mixed(rest: Measured, some: Measured, chosen: frozenset[int]) -> Measured:
+    """The segments of ``rest``, but where ``chosen`` those of ``some``.
+
+    Of programs that are alike outside of blocks, and in what one block hands to the next.
+    """
+    parts = tuple(
+        b if i in chosen else a for i, (a, b) in enumerate(zip(rest.parts, some.parts, strict=True))
+    )
+    temporary_bytes = max(rest.temporary_bytes, some.temporary_bytes)
+    return Measured(parts, rest.crossing_bytes, temporary_bytes)
 
 
 Sent = tuple[int, tuple[int, ...], int]

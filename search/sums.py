@@ -44,6 +44,19 @@ class Tied:
         return self.choice.tobytes(), self.again
 
 
+@dataclass(frozen=True, slots=True)
+class Others:
+    """Another choice for some of the blocks, alike outside of them.
+
+    Attributes:
+        tied: the choice.
+        blocks: how many blocks have it, see ``search.step.later_blocks``.
+    """
+
+    tied: Tied
+    blocks: int
+
+
 class Places:
     """Where the entries of some factors lie in a flat array, one factor after another.
 

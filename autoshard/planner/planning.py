@@ -448,7 +448,8 @@ def estimate(
             blocks with their weights; ``native``: the dtype of the operands.
         blocks: repeated blocks of the model, where it was given with fewer, 3 at least: the others
             are priced like the one in the middle.
-        recomputed_blocks: how many blocks ``recompute`` is of, spread evenly; None: all.
+        recomputed_blocks: how many blocks ``recompute`` is of, the first of each stage; None:
+            all.
         stage_blocks: how many blocks each stage of a pipeline has (with virtual stages: each chunk,
             in the order of the model); None: equally many where they divide.
         captured: the model, if at hand; of one microbatch.
@@ -660,6 +661,8 @@ def _full(
         say=request.say,
         workers=None if crew is None else crew.searching,
     )
+    if found.mixture is not None:
+        notes.append(found.mixture)
     alternatives = found.result.alternatives
     if keeping is not None:
         request.say(f"pricing {keeping.name} as it is")

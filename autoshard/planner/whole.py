@@ -23,6 +23,7 @@ from autoshard.search.space import AXES, Arrangement, Range
 from autoshard.search.step import segments
 from autoshard.search.whole import Problems, Result, search_whole
 from autoshard.sharding.spec import PartitionSpec
+from autoshard.sharding.strategy import Strategy
 from autoshard.workers import Workers
 
 if TYPE_CHECKING:
@@ -67,6 +68,18 @@ class Whole:
             "and model axes, schedules, microbatches and recomputation, with blocks alike; "
             f"{c.bounded:,} bounded by their tables, {c.solved:,} solved and priced; the plan is "
             f"within {c.gap:.2%} of the bound"
+        )
+
+    @property
+    def mixture(self) -> str | None:
+        """Which blocks are not as the others, in words; None: none."""
+        others = self.result.found.others
+        if others is None:
+            return None
+        where = "the last of each stage" if self.schedule.stages > 1 else "the last ones"
+        return (
+            f"blocks: {others.blocks} of {self.result.folded.blocks}, {where}, have strategies "
+            "that take more memory and less time than those of the rest"
         )
 
 
@@ -258,26 +271,29 @@ def search_space(
 
 def solution_of(result: Result, graph: ModelGraph) -> Solution:
     """The found strategies on the graph of all blocks."""
-    folded, found = result.folded, result.found
-    few = folded.strategies(found.tied.choice)
-    again = folded.regather(found.tied.again)
-    pairs = [
-        (whole, short)
-        for part, stands in zip(segments(graph), folded.stands_for, strict=True)
+    folded, found, arrangement = result.folded, result.found, result.arrangement
+    kinds = [found.tied]
+    have: frozenset[int] = frozenset()
+    if found.others is not None:
+        kinds.append(found.others.tied)
+        have = folded.have(found.others, arrangement.schedule())
+    few = [(folded.strategies(tied.choice), folded.regather(tied.again)) for tied in kinds]
+    strategies: dict[str, Strategy] = {}
+    regather: set[tuple[str, int]] = set()
+    for i, (part, stands) in enumerate(zip(segments(graph), folded.stands_for, strict=True)):
+        chosen, again = few[i in have]
         for whole, short in zip(
             graph.nodes[part.start : part.end],
             folded.graph.nodes[folded.parts[stands].start : folded.parts[stands].end],
             strict=True,
-        )
-    ]
-    strategies = {whole.name: few[short.name] for whole, short in pairs}
-    regather = frozenset(
-        (whole.name, index)
-        for whole, short in pairs
-        for index in range(len(short.operands))
-        if (short.name, index) in again
-    )
-    arrangement, step = result.arrangement, found.step
+        ):
+            strategies[whole.name] = chosen[short.name]
+            regather.update(
+                (whole.name, index)
+                for index in range(len(short.operands))
+                if (short.name, index) in again
+            )
+    step = found.step
     names = [n for n in arrangement.mesh.axis_names if n != "pipeline"]
     sizes = dict(zip(AXES[1:], arrangement.sizes, strict=True))
     program = Program(
@@ -286,7 +302,7 @@ def solution_of(result: Result, graph: ModelGraph) -> Solution:
         folded.model.sizes,
         strategies,
         folded.model.resharder,
-        regather=regather,
+        regather=frozenset(regather),
         bucket_bytes=folded.bucket_bytes,
         rules=Rules(graph),
     )
@@ -295,7 +311,7 @@ def solution_of(result: Result, graph: ModelGraph) -> Solution:
         sizes=tuple(sizes[n] for n in names),
         uses=folded.uses,
         strategies=strategies,
-        regather=regather,
+        regather=program.regather,
         program=program,
         step_time=step.step_time,
         memory=step.memory,

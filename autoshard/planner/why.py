@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from autoshard.errors import RequestError
 from autoshard.planner.progress import reporter
 from autoshard.planner.why_not import Figures, WhyNot, beside, why_not
 from autoshard.render import explanation_table, render_text
-from autoshard.search.places import seconds_by_place
+from autoshard.search.places import Place, seconds_by_place
 from autoshard.search.space import Arrangement
 from autoshard.search.whole import Problems, Result, search_whole
 
@@ -136,13 +137,23 @@ def _kinds(best: Arrangement) -> Iterator[tuple[str, Callable[[Arrangement], boo
 
 
 def _figures(result: Result, problems: Problems) -> Figures:
-    step, folded, a = result.found.step, result.folded, result.arrangement
-    schedule = problems.schedule(a)
-    program, _ = folded.measured(result.found.tied, schedule)
+    found, folded, a = result.found, result.folded, result.arrangement
+    step, schedule = found.step, problems.schedule(a)
+    every = frozenset(range(len(folded.stands_for)))
+    have = folded.have(found.others, schedule) if found.others else frozenset()
+    places: defaultdict[Place, float] = defaultdict(float)
+    ties = [(found.tied, every - have)]
+    if found.others is not None:
+        ties.append((found.others.tied, have))
+    for tied, only in ties:
+        program, _ = folded.measured(tied, schedule)
+        told = seconds_by_place(folded.model, program, schedule, folded.stands_for, only=only)
+        for place, seconds in told.items():
+            places[place] += seconds
     return Figures(
         label=a.label,
         step_time=step.step_time,
         memory=step.memory,
         collectives=step.collectives,
-        places=seconds_by_place(folded.model, program, schedule, folded.stands_for),
+        places=places,
     )

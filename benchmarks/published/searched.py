@@ -19,10 +19,8 @@ from autoshard.graph import ModelGraph
 from autoshard.plan import Memory, Schedule, StepTime
 from autoshard.planner.family import Family
 from autoshard.planner.plan import Plan
-from autoshard.search.cost import CostModel
 from autoshard.search.ends import ends_of
 from autoshard.search.space import Arrangement, arrangements
-from autoshard.search.step import price_step
 from autoshard.search.whole import Problems, search_whole
 from autoshard.stretch import Growth
 from benchmarks.published.batches import BATCHES
@@ -280,12 +278,10 @@ class _Search:
 
     def _plain_seconds(self, problems: Problems, a: Arrangement) -> float:
         """Of the same strategies, with no messages beside computing."""
-        program = problems.folded(a).program(problems.solve(a).tied)
-        schedule = problems.schedule(a).model_copy(
-            update={"overlapped": (), "blocks": self.family.blocks}
-        )
-        model = CostModel.of(program, self.cluster.part(a.pipeline), OPTIMIZER, schedule)
-        return price_step(model, program, schedule, problems.limit).step_time.total_s
+        found, schedule = problems.solve(a), problems.schedule(a)
+        alone = schedule.model_copy(update={"overlapped": ()})
+        step = problems.folded(a).step(found.tied, alone, problems.limit, found.others)
+        return step.step_time.total_s
 
     def lacks(self, row: Row, plan: Plan) -> tuple[str, ...]:
         """What the publisher's has that no arrangement of the space has."""

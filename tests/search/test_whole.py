@@ -315,10 +315,13 @@ def searched(
 
 
 def plan_of(result: Result) -> tuple[object, ...]:
-    strategies = result.folded.strategies(result.found.tied.choice)
+    found = result.found
+    ties = [found.tied] + ([found.others.tied] if found.others else [])
+    strategies = [result.folded.strategies(tied.choice) for tied in ties]
     return (
         result.arrangement,
-        {name: str(s) for name, s in strategies.items()},
+        [{name: str(s) for name, s in own.items()} for own in strategies],
+        found.others and found.others.blocks,
         result.found.step.step_time,
         result.found.step.memory,
     )
