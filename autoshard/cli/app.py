@@ -90,6 +90,14 @@ class Products(StrEnum):
     nvfp4 = "nvfp4"
 
 
+class Overlapped(StrEnum):
+    """Axes whose messages may run beside computing."""
+
+    data = "data"
+    context = "context"
+    model = "model"
+
+
 class Space(StrEnum):
     """The known spaces of a search."""
 
@@ -333,6 +341,13 @@ def plan(
             "products of float32).",
         ),
     ] = Products.native,
+    overlap: Annotated[
+        list[Overlapped] | None,
+        typer.Option(
+            "--overlap",
+            help="Axis whose messages run beside computing, in the full space; may be repeated.",
+        ),
+    ] = None,
     measure: Annotated[
         int | None,
         typer.Option(
@@ -433,6 +448,7 @@ def plan(
         sampler=None if sampler is Sampler.bound else sampler.value,
         kernels=None if kernels is None else kernels.value,
         products=None if products is Products.native else products.value,
+        overlapped=[axis.value for axis in overlap] if overlap else None,
         mode=None if mode is Mode.train else mode.value,
         context=context,
         objective=None if objective is Objective.latency else objective.value,
@@ -527,6 +543,12 @@ def estimate(
         Products,
         typer.Option("--products", help="What products of blocks with their weights run in."),
     ] = Products.native,
+    overlap: Annotated[
+        list[Overlapped] | None,
+        typer.Option(
+            "--overlap", help="Axis whose messages run beside computing; may be repeated."
+        ),
+    ] = None,
     shard_optimizer: Annotated[
         bool,
         typer.Option("--shard-optimizer", help="The data axis shares the optimizer (ZeRO 1)."),
@@ -556,6 +578,7 @@ def estimate(
                 micro_batch=micro_batch,
                 schedule=None if schedule is None else schedule.value,
                 products=None if products is Products.native else products.value,
+                overlapped=[axis.value for axis in overlap] if overlap else None,
             ),
             recompute=recompute.value,
             virtual_stages=virtual_stages,

@@ -64,6 +64,7 @@ def front(
     sampler: str = "bound",
     kernels: str = "eager",
     products: str = "native",
+    overlapped: Sequence[str] = (),
     spacing: float = SPACING,
     progress: bool | Callable[[str], None] | None = True,
 ) -> Front:
@@ -95,6 +96,7 @@ def front(
             ``random``.
         kernels: see there.
         products: see there.
+        overlapped: see there.
         spacing: share of a point's memory that the next one saves at least.
         progress: see there.
 
@@ -132,13 +134,16 @@ def front(
             limit=memory_limit_bytes,
             kernels=kernels,
             products=products,
+            overlapped=overlapped,
         )
         searched = FullSpace(asked.points(), asked.problems())
         name = asked.family.growth.one.name
     else:
         from autoshard.planner.planning import check_plain
 
-        check_plain(space, axes, within, recompute, schedule, "bound", kernels, products)
+        check_plain(
+            space, axes, within, recompute, schedule, "bound", kernels, products, overlapped
+        )
         captured = request.capture(model, example_inputs, global_batch, seq_len, dtype)
         searched = PlainSpace(
             Asked(

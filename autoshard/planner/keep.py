@@ -216,6 +216,7 @@ class Keeping:
             asked.limit,
             asked.style,
             uses={**USES, **STORED[self.kept.parameters]},
+            overlapped=asked.overlapped,
             products=asked.products,
         )
         schedule = problems.schedule(arrangement)

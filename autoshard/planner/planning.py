@@ -83,6 +83,7 @@ def optimize(
     sampler: str = "bound",
     kernels: str | None = None,
     products: str = "native",
+    overlapped: Sequence[str] = (),
     mode: str = "train",
     context: int | None = None,
     objective: str = "latency",
@@ -138,6 +139,8 @@ def optimize(
             eager, or for inference fused, launched as one graph.
         products: of the full space: ``tf32`` for products of float32; ``fp8``, ``mxfp8`` or
             ``nvfp4`` for products of blocks with their weights; ``native``: the model's dtype.
+        overlapped: of the full space: axes (``data``, ``context``, ``model``) whose messages run
+            beside the computing of the block that they belong to; not in zero-bubble pipelines.
         mode: what a step is of: ``train``; or of inference ``prefill`` (whole prompts of
             ``seq_len`` tokens) or ``decode`` (one token more for each sequence).
         context: to decode: tokens that the new one attends to, itself included.
@@ -176,6 +179,7 @@ def optimize(
             sampler=None if sampler == "bound" else sampler,
             measure=measure,
             products=None if products == "native" else products,
+            overlapped=overlapped or None,
         )
     elif optimizer == NONE.name:
         raise UnknownNameError("optimizer", optimizer, OPTIMIZERS)
@@ -230,6 +234,7 @@ def optimize(
                 limit=memory_limit_bytes,
                 kernels=purpose.kernels,
                 products=products,
+                overlapped=overlapped,
                 crew=crew,
             )
             return _full(
@@ -257,6 +262,7 @@ def optimize(
             "bound" if measure is not None else sampler,
             purpose.kernels,
             products,
+            overlapped,
             keep or free,
         )
     check_sizes(measure=measure)
@@ -598,6 +604,7 @@ def check_plain(
     sampler: str,
     kernels: str,
     products: str,
+    overlapped: object,
     keep: object = None,
 ) -> None:
     """Refuse what only the full space has; arguments as of :func:`optimize`.
@@ -618,6 +625,7 @@ def check_plain(
         ("sampler", sampler != "bound"),
         ("kernels", kernels != "eager"),
         ("products", products != "native"),
+        ("overlapped", bool(overlapped)),
         ("keep", bool(keep)),
     ):
         if given:

@@ -14,6 +14,7 @@ from autoshard.kernels import PRODUCTS, STYLES
 from autoshard.plan import Schedule
 from autoshard.planner.family import Family, family_of
 from autoshard.planner.request import SHORT_AXES, check_sizes
+from autoshard.planner.schedule import OVERLAPPED
 from autoshard.planner.whole_nearest import WholeAsked, explained_whole
 from autoshard.program import Program
 from autoshard.search import Solution
@@ -65,9 +66,9 @@ class Whole:
         c = self.result.certificate
         return (
             f"space: {c.arrangements:,} arrangements of stages, replicas, data, expert, context "
-            "and model axes, schedules, microbatches and recomputation, with blocks alike; "
+            "and model axes, schedules, microbatches and recomputation; "
             f"{c.bounded:,} bounded by their tables, {c.solved:,} solved and priced; the plan is "
-            f"within {c.gap:.2%} of the bound"
+            f"within {c.gap:.2%} of the bound, which is of blocks alike"
         )
 
     @property
@@ -142,6 +143,7 @@ def asked_of(
     limit: int | None,
     kernels: str,
     products: str = "native",
+    overlapped: Sequence[str] = (),
     crew: Crew | None = None,
 ) -> WholeAsked:
     """What is asked of the whole space, the model captured; arguments as of ``optimize``.
@@ -155,6 +157,9 @@ def asked_of(
         raise UnknownNameError("style of kernels", kernels, STYLES)
     if products not in PRODUCTS:
         raise UnknownNameError("dtype of products", products, PRODUCTS)
+    for name in overlapped:
+        if name not in OVERLAPPED:
+            raise UnknownNameError("axis whose messages overlap", name, OVERLAPPED)
     if not request.is_free:
         raise RequestError(
             "strategy and mesh are of the plain space; in the full one name ranges of axes: "
@@ -186,6 +191,7 @@ def asked_of(
         demands=demands,
         style=kernels,
         products=products,
+        overlapped=tuple(overlapped),
     )
 
 

@@ -50,6 +50,7 @@ class WholeAsked:
         demands: what an arrangement must be like.
         style: how operators between products are run.
         products: what products of weights of blocks run in.
+        overlapped: axes whose messages run beside computing, see ``Schedule.overlapped``.
         partial: what kept the search from looking at everything: a sampler without a proof, a
             number of trials; empty: nothing.
     """
@@ -62,6 +63,7 @@ class WholeAsked:
     demands: Demands = field(default_factory=Demands)
     style: Style = "eager"
     products: Products = "native"
+    overlapped: tuple[str, ...] = ()
     partial: str = ""
 
     def problems(self) -> Problems:
@@ -75,6 +77,7 @@ class WholeAsked:
             self.limit,
             self.style,
             resolve(self.demands.pins, family.growth.one),
+            overlapped=self.overlapped,
             products=self.products,
         )
 
@@ -94,6 +97,9 @@ class WholeAsked:
             family.ends(self.cluster, self.style, kinds, self.products),
             kinds,
         )
+        if self.overlapped and not demands.schedules:
+            # Zero-bubble has no bound with messages beside computing.
+            found = [a for a in found if not a.splits_backward]
         if not demands.pins:
             return found
         graph = family.growth.one

@@ -1,4 +1,4 @@
-"""Plans whose products run in fewer bits than their operands have."""
+"""Plans of what the software does: products in fewer bits, messages beside computing."""
 
 from __future__ import annotations
 
@@ -49,3 +49,16 @@ def test_who_asks_for_them_elsewhere_or_by_another_name_is_told() -> None:
         planned("fp8", space="plain")
     with pytest.raises(RequestError, match="products is of training"):
         planned("fp8", space="plain", mode="decode", context=64)
+
+
+def test_a_plan_is_found_with_messages_beside_computing() -> None:
+    waiting, beside = planned("native"), planned("native", overlapped=["data", "model"])
+    assert beside.schedule.overlapped == ("data", "model")
+    assert beside.step_time.total_s < waiting.step_time.total_s
+    assert beside.schedule.order != "zero-bubble"
+    with pytest.raises(RequestError, match="leave zero-bubble out"):
+        planned("native", overlapped=["data"], axes={"pipeline": 2}, schedule="zero-bubble")
+    with pytest.raises(UnknownNameError, match="context"):
+        planned("native", overlapped=["pipeline"])
+    with pytest.raises(RequestError, match="overlapped is of the full space"):
+        planned("native", overlapped=["data"], space="plain")
