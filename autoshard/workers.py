@@ -29,9 +29,6 @@ _CODE = (
     "import sys; sys.path[:] = {path!r}; from autoshard.workers import main; main({fd}, {module!r})"
 )
 
-GARBAGE = 50_000
-"""See ``autoshard.cli``: what a worker makes stays."""
-
 MOST = 4
 """More workers than that wait for one another."""
 
@@ -262,14 +259,19 @@ def serve(pipe: Connection) -> None:
             return
         if not isinstance(message, Ask):
             made, arguments = message
+            held = None
+            gc.collect()  # what was held may have had cycles
             held = made(*arguments)
             continue
         pipe.send_bytes(told(getattr(held, message.of), message.argument))
 
 
 def main(fd: int, module: str) -> None:
-    """Load the module and answer what comes through the pipe."""
-    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
+    """Load the module and answer what comes through the pipe.
+
+    Nobody looks for cycles meanwhile: what a worker makes stays, and has hardly any.
+    """
+    gc.disable()
     with Connection(fd) as pipe:
         importlib.import_module(module)
         serve(pipe)

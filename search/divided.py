@@ -23,10 +23,10 @@ class Divided(Problems):
         self.workers = workers
         self._bounded: set[Arrangement] = set()
 
-    def prepare(self, space: Sequence[Arrangement]) -> None:
-        """Make ready for bounds, here and in the workers."""
-        self.workers.hold(prepared, Problems(*self.asked), space)
-        super().prepare(space)
+    def sized(self, micro_batch: int, batch: int) -> None:
+        """Make ready for bounds, here and in the workers; see :meth:`Problems.sized`."""
+        self.workers.hold(sized, Problems(*self.asked), micro_batch, batch)
+        super().sized(micro_batch, batch)
 
     def raised(self, asked: Sequence[Question], then: Sequence[Question] = ()) -> list[float]:
         """See :meth:`Problems.raised`."""
@@ -61,7 +61,7 @@ class Divided(Problems):
         return [self._ask(question, a) for question, a in then if a not in self._found]
 
 
-def prepared(problems: Problems, space: Sequence[Arrangement]) -> Problems:
+def sized(problems: Problems, micro_batch: int, batch: int) -> Problems:
     """The problems, ready for bounds."""
-    problems.prepare(space)
+    problems.sized(micro_batch, batch)
     return problems

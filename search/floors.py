@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,11 @@ class End:
     kept: float
     waiting: float
 
+    @property
+    def num_bytes(self) -> float:
+        """All that it stores and keeps, over all of its devices."""
+        return self.stored + self.held[0] * self.kept + self.held[1] * self.waiting
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -74,6 +80,7 @@ class Pace:
             back beside that without them, then how often there alone.
         parts: seconds of one microbatch in each segment, for the work alone, as ``rows`` list them.
         seconds: of the step, for the work alone.
+        num_bytes: of the fuller end, over all of its devices.
         ends: the first stage, which keeps the most microbatches, and the last one, which keeps
             what the loss needs.
     """
@@ -82,6 +89,7 @@ class Pace:
     rows: Numbers
     parts: Numbers
     seconds: float
+    num_bytes: float
     ends: tuple[End, ...]
 
     def step(self, parts: Numbers, more_s: Sequence[float]) -> float:
@@ -89,8 +97,11 @@ class Pace:
 
         ``more_s`` is what one microbatch takes beside that in all segments of each end.
         """
-        more = np.max([e.passes * s for e, s in zip(self.ends, more_s, strict=True)], axis=0)
-        return float((self.rows @ parts + more).max())
+        total = self.rows @ parts
+        if any(more_s):
+            more = [e.passes * s for e, s in zip(self.ends, more_s, strict=True)]
+            total = total + (more[0] if len(more) == 1 else np.maximum(*more))
+        return float(total.max())
 
 
 class Floors:
@@ -180,12 +191,14 @@ class Floors:
             rows=rows,
             parts=parts,
             seconds=float((rows @ parts).max()),
+            num_bytes=max(end.num_bytes for end in ends),
             ends=tuple(ends),
         )
 
     def seconds(self, a: Arrangement) -> float:
         """Of the work alone; infinite where not even the bytes fit."""
-        return inf if self.room(a) < 0 else self.pace(a).seconds
+        pace = self.pace(a)
+        return inf if self.limit < pace.num_bytes / a.devices else pace.seconds
 
     def with_storing(self, a: Arrangement, parts: Numbers, rooms: Sequence[float]) -> float:
         """Of segments that take ``parts`` seconds each, and of the parameters beside that.
@@ -201,16 +214,18 @@ class Floors:
         if max(more_s) == inf:
             return inf
         # It may be all in forward, or all for gradients of weights: so of whole passes.
-        each = np.concatenate([self._storing.each(s, a.sizes) for s in pace.schedules])
+        each = self._storing.each(pace.schedules, a.sizes)
         if self._beside:
             # A segment takes as long as the longer of the two; of the first stage, all messages.
             both = pace.step(np.maximum(parts, each), [0.0] * len(more_s))
             return max(both, pace.step(each, more_s))
-        return pace.step(parts + np.pad(each, (0, len(parts) - len(each))), more_s)
+        if len(each) < len(parts):
+            each = np.pad(each, (0, len(parts) - len(each)))
+        return pace.step(parts + each, more_s)
 
     def room(self, a: Arrangement) -> float:
         """The least of :meth:`rooms`."""
-        return min(self.rooms(a))
+        return self.limit - self.pace(a).num_bytes / a.devices
 
     def rooms(
         self,
@@ -225,10 +240,13 @@ class Floors:
         until W, if that is known better; listed as those of :meth:`with_storing`.
         ``passing``: what any device has for a while beside that, at least.
         """
+        ends = self.pace(a).ends
+        if kept is None:
+            return [self.limit - end.num_bytes / a.devices for end in ends]
         out = []
-        for end in self.pace(a).ends:
-            held = end.kept / a.devices if kept is None else float(np.dot(end.inside, kept))
-            later = float(np.dot(end.inside, waiting)) if waiting else end.waiting / a.devices
+        for end in ends:
+            held = sum(map(mul, end.inside, kept))
+            later = sum(map(mul, end.inside, waiting)) if waiting else end.waiting / a.devices
             both = end.held[0] * held + end.held[1] * later
             out.append(self.limit - end.stored / a.devices - both - passing)
         return out

@@ -45,22 +45,27 @@ class Storing:
         self.parts = segments(graph)
         self._prices: Prices = {}
         self._sums: dict[tuple[tuple[int, ...], tuple[str, ...]], tuple[float, float]] = {}
+        self._each: dict[tuple[object, ...], Numbers] = {}
         self._known: dict[str, Numbers] = {}
         sizes = [n.itemsize for n in graph.nodes if n.op == "parameter" and n.differentiable]
         largest = max(sizes, default=MASTER_BYTES)
         self._adding = (1 + 2 * MASTER_BYTES / largest) / cluster.copy_bytes_per_second
         """Least seconds a byte of a whole parameter, for adding its gradient to the sum."""
 
-    def each(self, schedule: Schedule, sizes: Shape) -> Numbers:
+    def each(self, schedules: Sequence[Schedule], sizes: Shape) -> Numbers:
         """Least seconds of one microbatch for the parameters of each segment.
 
         Args:
-            schedule: of a step.
+            schedules: of a step, one for each kind of recomputation that blocks have.
             sizes: of a stage's axes replica, data, expert, context and model.
         """
-        seconds_a_byte = self._least(schedule, sizes)[0] / (sizes[2] * sizes[4])
-        each: Numbers = self._rows(schedule).sum(axis=1) * seconds_a_byte
-        return each
+        first, kinds = schedules[0], tuple(s.recompute for s in schedules)
+        key = kinds, first.stages, first.microbatches > 1, sizes
+        if key not in self._each:
+            seconds_a_byte = self._least(first, sizes)[0] / (sizes[2] * sizes[4])
+            rows = np.concatenate([self._rows(s).sum(axis=1) for s in schedules])
+            self._each[key] = rows * seconds_a_byte
+        return self._each[key]
 
     def stage(
         self, schedules: Sequence[Schedule], inside: Sequence[int], sizes: Shape, room: float

@@ -256,9 +256,18 @@ class Problems:
         """
         for a in space if self.overlapped else ():
             self.schedule(a)
-        self._most = max(a.micro_batch for a in space)
+        self.sized(max(a.micro_batch for a in space), max(a.batch for a in space))
+
+    def sized(self, micro_batch: int, batch: int) -> None:
+        """Make ready for bounds of arrangements whose microbatches have at most so many samples.
+
+        Args:
+            micro_batch: on one device.
+            batch: over all devices of a stage.
+        """
+        self._most = micro_batch
         self._floors = Floors(
-            self.graphs(max(a.batch for a in space)),
+            self.graphs(batch),
             self.blocks,
             self.cluster,
             optimizer_of(self.optimizer),
@@ -284,8 +293,8 @@ class Problems:
         n samples take no less than the share n / m of what m take, nor do the tokens of one device
         along ``context`` take less than their share.
         """
-        least = self._least(self._most_samples(a), a.kinds, SECONDS)
-        return self._bound_alone(a, least, -(-self._most // a.micro_batch) * a.context)
+        shares = -(-self._most // a.micro_batch) * a.context
+        return self._bound_alone(a, self._least("by_share", a), shares)
 
     def by_axes(self, a: Arrangement) -> float:
         """The third bound: the axes that share a sample alone, with the samples of one device.
@@ -294,11 +303,11 @@ class Problems:
         there saves no computing but the optimizer's, which is left out, and costs messages: the
         least that the memory asks for.
         """
-        return self._bound_alone(a, self._least(self._alone(a), a.kinds, _apart(a)), 1)
+        return self._bound_alone(a, self._least("by_axes", a), 1)
 
     def rooms(self, a: Arrangement) -> list[float]:
         """Bytes left on the first stage and on the last one, as :meth:`by_axes` counts them."""
-        return self._rooms(a, self._least(self._alone(a), a.kinds, _apart(a)))
+        return self._rooms(a, self._least("by_axes", a))
 
     def _rooms(self, a: Arrangement, least: Sequence[Least]) -> list[float]:
         if not least[0].kept:
@@ -323,34 +332,35 @@ class Problems:
         halves = folded.least_halves(kind) if what == "halves" else ()
         return Least(parts, kept, halves, folded.least_waiting(), passing)
 
-    def _least(self, a: Arrangement, kinds: Sequence[str], what: str) -> list[Least]:
-        """The same with each of some kinds of recomputation."""
-        keys = [(_mesh(a), kind, what) for kind in kinds]
-        for key in keys:
-            if key not in self._leasts:
-                self._leasts[key] = self.least((a, *key[1:]))
-        return [self._leasts[key] for key in keys]
+    def _least(self, level: str, a: Arrangement) -> list[Least]:
+        """What a bound asks of :meth:`least`, for each kind of recomputation."""
+        for key, asked in self.needed(level, a):
+            self._leasts[key] = self.least(asked)
+        return [self._leasts[key] for key in self._keys(level, a)]
 
     def needed(
         self, level: str, a: Arrangement
     ) -> Iterator[tuple[tuple[Mesh, str, str], tuple[Arrangement, str, str]]]:
         """What a bound asks of :meth:`least`, by what that depends on; not what is known."""
-        if level in OWN:
-            return
-        alone = self._most_samples(a) if level == "by_share" else self._alone(a)
-        what = _apart(a) if level == "by_axes" else SECONDS
-        for kind in a.kinds:
-            key = _mesh(alone), kind, what
+        for key in self._keys(level, a) if level not in OWN else ():
             if key not in self._leasts:
-                yield key, (alone, kind, what)
+                micro = self._most if level == "by_share" else a.micro_batch
+                stages, _, _, _, context, _ = key[0][1]
+                alone = replace(
+                    a, pipeline=stages, replica=1, data=1, context=context, micro_batch=micro
+                )
+                yield key, (alone, *key[1:])
 
-    def _alone(self, a: Arrangement) -> Arrangement:
-        """The axes that share a sample."""
-        stages = self.cluster.devices // (a.expert * a.context * a.model)
-        return replace(a, pipeline=stages, replica=1, data=1)
+    def _keys(self, level: str, a: Arrangement) -> list[tuple[Mesh, str, str]]:
+        """The axes that share a sample alone, as a mesh, with what is asked of it.
 
-    def _most_samples(self, a: Arrangement) -> Arrangement:
-        return self._alone(replace(a, context=1, micro_batch=self._most))
+        By share only ``expert`` and ``model``, at the largest microbatch.
+        """
+        whole, what = level == "by_share", SECONDS if level == "by_share" else _apart(a)
+        context, micro = (1, self._most) if whole else (a.context, a.micro_batch)
+        stages = self.cluster.devices // (a.expert * context * a.model)
+        mesh = micro * a.expert, (stages, 1, 1, a.expert, context, a.model)
+        return [(mesh, kind, what) for kind in a.kinds]
 
     def mesh_of(self, a: Arrangement) -> Mesh:
         """Whose tables an answer about an arrangement needs."""
@@ -457,7 +467,9 @@ class BestFirst:
 
     def __init__(self, space: Sequence[Arrangement], problems: Problems) -> None:
         self.space, self.problems = space, problems
-        self.of = {_key(a.params): i for i, a in enumerate(space)}
+        self.named = [a.params for a in space]
+        self._names = tuple(self.named[0]) if space else ()
+        self._of = {self._key(params): i for i, params in enumerate(self.named)}
         problems.prepare(space)
         floors = problems.floors
         self._far = [
@@ -481,9 +493,16 @@ class BestFirst:
         """No arrangement that was not given out yet is faster."""
         return self._line[0][0] if self._line else inf
 
+    def of(self, params: Mapping[str, Any]) -> int | None:
+        """Number of the arrangement that has such parameters; None: none has."""
+        return self._of.get(self._key(params))
+
+    def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(map(params.get, self._names))
+
     def next(self, taken: Sequence[Mapping[str, Any]]) -> dict[str, int | str] | None:
         """Parameters of the arrangement to solve next; None where none can be the best."""
-        gone = {self.of.get(_key(params), -1) for params in taken}
+        gone = {self.of(params) for params in taken}
         while True:
             together = self._together(gone)
             if not together:
@@ -495,7 +514,7 @@ class BestFirst:
                 if bound < inf:
                     self._put((max(value, bound), i, level + 1))
 
-    def _together(self, gone: Set[int]) -> list[_Entry]:
+    def _together(self, gone: Set[int | None]) -> list[_Entry]:
         """What is lowest and has bounds that may be raised, as much as is asked for at once.
 
         Nothing where none can be the best, or where what is lowest is to be solved. That stays in
@@ -554,10 +573,6 @@ def _apart(a: Arrangement) -> str:
     return "halves" if a.pipeline - 1 > BUBBLE * a.microbatches else "waiting"
 
 
-def _key(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple(sorted(params.items()))
-
-
 def search_whole(
     space: Sequence[Arrangement],
     problems: Problems,
@@ -587,7 +602,9 @@ def search_whole(
     from autoshard.search.sampler import BoundSampler, sampler_of, taken
 
     order = BestFirst(space, problems)
-    choices = {name: sorted({a.params[name] for a in space}, key=str) for name in space[0].params}
+    choices = {
+        name: sorted({params[name] for params in order.named}, key=str) for name in order.named[0]
+    }
     prices: dict[int, _Price] = {}
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -610,7 +627,7 @@ def search_whole(
             asked += 1
             trial = study.ask()
             params = {n: trial.suggest_categorical(n, values) for n, values in choices.items()}
-            i = order.of.get(_key(params))
+            i = order.of(params)
             if i is None:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 continue
@@ -627,7 +644,8 @@ def search_whole(
             following = order.next(rest)
             if following is None:
                 break
-            i = order.of[_key(following)]
+            i = order.of(following)
+            assert i is not None
             found = problems.solve(space[i])
             prices[i] = _Price(found.step.step_time, found.step.memory, found.bound)
             order.solved(i, prices[i])
@@ -657,7 +675,7 @@ def _read(study: Study, order: BestFirst, prices: dict[int, _Price]) -> None:
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-        i = order.of.get(_key(trial.params))
+        i = order.of(trial.params)
         if i is None or i in prices:
             continue
         attrs = trial.user_attrs
