@@ -115,6 +115,7 @@ class Proposals:
         self._class_of = _classes(graph)
         self._cuts: dict[str, set[RawCut]] = {c: set() for c in self._class_of.values()}
         self._new: list[tuple[str, RawCut]] = []
+        self._factors: dict[str, dict[str, set[tuple[int, int]]]] = {}
         representatives = [n for n in graph.nodes if self._represents(n)]
         for node in representatives:
             self._seed(node, only_inputs)
@@ -128,7 +129,12 @@ class Proposals:
         return self._class_of[name]
 
     def factors(self, node: Node) -> dict[str, set[tuple[int, int]]]:
-        """(outer, n) proposed for each factor of an operator's rule."""
+        """(outer, n) proposed for each factor of an operator's rule; not to be changed."""
+        if node.name not in self._factors:
+            self._factors[node.name] = self._proposed(node)
+        return self._factors[node.name]
+
+    def _proposed(self, node: Node) -> dict[str, set[tuple[int, int]]]:
         rule = self.rules[node.name]
         found: dict[str, set[tuple[int, int]]] = {f: set() for f in rule.factors}
         for name, dims in self._tensors(node, rule):

@@ -47,11 +47,13 @@ class Ask:
         of: what answers it: a method of what the workers hold.
         argument: its only argument.
         needs: what is expensive to make for it, and kept by the worker that made it; None: nothing.
+        is_long: whether it takes so long that ``needs`` may be made a second time for it.
     """
 
     of: str
     argument: object
     needs: Hashable = None
+    is_long: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -136,10 +138,11 @@ class Workers:
                     todo.remove(at)
                     self._send(worker, asked[at])
                     busy[worker.pipe] = worker, at
-                elif later and not todo:
-                    worker.beside = later.pop(0)
-                    worker.has.add(worker.beside.needs)
-                    self._send(worker, worker.beside)
+                elif not todo and (ask := self._later(worker, later)) is not None:
+                    later.remove(ask)
+                    worker.beside = ask
+                    worker.has.add(ask.needs)
+                    self._send(worker, ask)
             if not (todo or busy):
                 return out
             beside_us = {w.pipe: w for w in self._workers if w.beside is not None}
@@ -190,6 +193,19 @@ class Workers:
             if mine is None and (needs is None or needs in worker.has):
                 mine = at
         return mine
+
+    def _later(self, worker: _Worker, later: Sequence[Ask]) -> Ask | None:
+        """What a worker may begin with, the likeliest to be asked: nothing that others have."""
+        for ask in later:
+            others = (other.has for other in self._workers if other is not worker)
+            if (
+                ask.needs is None
+                or ask.is_long
+                or ask.needs in worker.has
+                or not any(ask.needs in has for has in others)
+            ):
+                return ask
+        return None
 
     def _send(self, worker: _Worker, message: object) -> None:
         try:

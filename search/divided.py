@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autoshard.search.scheduled import Found
 from autoshard.search.space import Arrangement
-from autoshard.search.whole import OWN, SOLVE, Problems, Question
+from autoshard.search.whole import LINE, OWN, SOLVE, Problems, Question
 from autoshard.workers import Ask, Workers
 
 
@@ -34,7 +34,7 @@ class Divided(Problems):
         needed = {key: what for level, a in asked for key, what in self.needed(level, a)}
         own = [(level, a) for level, a in asked if level in OWN]
         bounds = [a for level, a in own if level == "bound"]
-        questions = [Ask("least", what, self.mesh_of(what[0])) for what in needed.values()]
+        questions = [self._ask_least(what) for what in needed.values()]
         questions += [self._ask(level, a) for level, a in own]
         answers = self.workers.answers(questions, self._beside(then))
         self._leasts.update(zip(needed, answers, strict=False))
@@ -55,10 +55,21 @@ class Divided(Problems):
     def _ask(self, question: str, a: Arrangement) -> Ask:
         # Where a solution begins depends on its bound, which another worker may have found.
         of = "solve_bounded" if question == SOLVE and a in self._bounded else question
-        return Ask(of, a, self.mesh_of(a))
+        return Ask(of, a, self.mesh_of(a), is_long=question == SOLVE)
 
     def _beside(self, then: Sequence[Question]) -> list[Ask]:
-        return [self._ask(question, a) for question, a in then if a not in self._found]
+        out: dict[object, Ask] = {}
+        for level, a in then:
+            for key, what in self.needed(level, a):
+                out.setdefault(key, self._ask_least(what))
+            if level in (*OWN, SOLVE) and a not in self._found:
+                out[level, a] = self._ask(level, a)
+            if len(out) >= LINE:
+                break
+        return list(out.values())
+
+    def _ask_least(self, what: tuple[Arrangement, str, str]) -> Ask:
+        return Ask("least", what, self.mesh_of(what[0]))
 
 
 def sized(problems: Problems, micro_batch: int, batch: int) -> Problems:

@@ -139,6 +139,9 @@ class Floors:
         self._storing = Storing(graph, cluster)
         self._stands_for = standing(self._work.is_block, blocks)
         self._paces: dict[tuple[object, ...], Pace] = {}
+        self._lists: dict[
+            tuple[object, ...], tuple[tuple[bool, ...], tuple[int, ...], dict[int, Numbers]]
+        ] = {}
 
     def pace(self, a: Arrangement) -> Pace:
         """What an arrangement shares with those of its schedule."""
@@ -150,7 +153,7 @@ class Floors:
 
     def _pace(self, a: Arrangement) -> Pace:
         schedule = a.schedule(self.style, self.products).model_copy(update={"optimizer_shards": 1})
-        is_block, stands_for = listed_twice(self._work.is_block, self._stands_for, schedule)
+        is_block, stands_for, inside = self._listed(schedule)
         schedules = tuple(
             schedule.model_copy(update={"recompute": kind, "recomputed_blocks": None})
             for kind in a.kinds
@@ -166,24 +169,18 @@ class Floors:
         share = a.batch / self._work.graph.batch
         work = [self._work.seconds(s, share / a.devices) for s in schedules]
         parts = np.hstack([found.reshape(-1, len(self._work.parts)) for found in work]).ravel()
-        repeated = [is_block[i] for i in stands_for]
-        runs = runs_of(repeated, schedule)
         sizes = [self._work.bytes(s, self.optimizer) for s in schedules]
         stored, kept, waiting = (np.concatenate(column) for column in zip(*sizes, strict=True))
         ends = []
-        for rank in sorted({0, schedule.stages - 1}):
-            inside = np.zeros(len(is_block))
-            for run in runs[rank :: schedule.stages]:
-                for i in run:
-                    inside[stands_for[i]] += 1
+        for rank, times in inside.items():
             ends.append(
                 End(
                     passes=np.array([_least(way, rank, schedule.stages) for way in chains]),
-                    inside=tuple(int(n) for n in inside),
-                    stored=float(inside @ stored),
+                    inside=tuple(times.astype(int).tolist()),
+                    stored=float(times @ stored),
                     held=bounding_microbatches(schedule, rank),
-                    kept=float(inside @ kept) * share,
-                    waiting=float(inside @ waiting) * share,
+                    kept=float(times @ kept) * share,
+                    waiting=float(times @ waiting) * share,
                 )
             )
         return Pace(
@@ -194,6 +191,25 @@ class Floors:
             num_bytes=max(end.num_bytes for end in ends),
             ends=tuple(ends),
         )
+
+    def _listed(
+        self, schedule: Schedule
+    ) -> tuple[tuple[bool, ...], tuple[int, ...], dict[int, Numbers]]:
+        """Segments as rows list them, and how often each is in the first and the last stage.
+
+        However many microbatches there are: deep models have many segments.
+        """
+        chunks = schedule.stages, schedule.virtual_stages, schedule.stage_blocks
+        key = *chunks, schedule.recompute, schedule.recomputed_blocks
+        if key not in self._lists:
+            is_block, stands_for = listed_twice(self._work.is_block, self._stands_for, schedule)
+            runs = runs_of([is_block[i] for i in stands_for], schedule)
+            ends = {}
+            for rank in sorted({0, schedule.stages - 1}):
+                there = [stands_for[i] for run in runs[rank :: schedule.stages] for i in run]
+                ends[rank] = np.bincount(there, minlength=len(is_block)).astype(np.float64)
+            self._lists[key] = is_block, stands_for, ends
+        return self._lists[key]
 
     def seconds(self, a: Arrangement) -> float:
         """Of the work alone; infinite where not even the bytes fit."""
@@ -254,7 +270,7 @@ class Floors:
 
 def _least(way: Way, rank: int, stages: int) -> float:
     """The least that a way passes a chunk of a stage, all of a microbatch's work."""
-    return float(min(passed for row in way.passes for passed in row[rank::stages]))
+    return float(min(min(row[rank::stages]) for row in way.passes))
 
 
 class Work:

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -122,6 +124,29 @@ class Weights:
         return tuple(map(any, zip(*rows, strict=True)))
 
 
+class _Member(NamedTuple):
+    """A variable of the tables: its kind, its table, its node, the segment that it is in."""
+
+    kind: int
+    variable: int
+    table: int
+    node: Node
+    part: int
+
+
+@lru_cache(maxsize=64)
+def _ordered(
+    sizes: tuple[int, ...], scopes: tuple[tuple[int, ...], ...]
+) -> tuple[Elimination, Places]:
+    """How tables of these kinds are eliminated, and where their entries lie.
+
+    Meshes whose kinds have equally many strategies share it.
+    """
+    factors: list[Factor] = [(scope, i) for i, scope in enumerate(scopes)]
+    shapes = [tuple(sizes[k] for k in scope) for scope in scopes]
+    return Elimination(sizes, factors, shapes), Places(scopes, shapes)
+
+
 class Folded:
     """The problem of one microbatch on one mesh, its repeated blocks alike.
 
@@ -166,6 +191,7 @@ class Folded:
         self._without: dict[str, frozenset[str]] = {}
         self._kept: dict[object, Array] = {}
         self._least: dict[tuple[object, ...], tuple[float, ...]] = {}
+        self._alone: dict[tuple[object, ...], tuple[Sums, ...]] = {}
         self._passing: dict[str, float] = {}
 
     # ---- kinds and factors ------------------------------------------------------------------
@@ -186,22 +212,29 @@ class Folded:
             self.kind.append(kinds[origin])
         self.lists = lists
         keys: dict[tuple[int, ...], int] = {(k,): k for k in range(len(lists))}
-        self._unary: list[list[tuple[int, int]]] = [[] for _ in lists]
-        for variable, table in enumerate(tables.unary):
-            self._unary[self.kind[variable]].append((variable, table))
+        inside = [self.segment_of[name] for name in tables.variables]
+        members = [
+            _Member(kind, variable, table, self.graph.by_name[name], part)
+            for variable, (kind, table, name, part) in enumerate(
+                zip(self.kind, tables.unary, tables.variables, inside, strict=True)
+            )
+        ]
+        self._members = sorted(members, key=attrgetter("kind"))
         self._edges: dict[int, list[tuple[int, int]]] = {}
         for number, (u, v, _, table) in enumerate(tables.edges):
             a, b = self.kind[u], self.kind[v]
             key = (a, b) if a != b else (a, a, a)
             factor = keys.setdefault(key, len(keys))
             self._edges.setdefault(factor, []).append((number, table))
+        self._inside = [
+            (factor, number, table, inside[tables.edges[number][1]])
+            for factor, edges in self._edges.items()
+            for number, table in edges
+        ]
         self.scopes = [key if len(key) < 3 else (key[0],) for key in keys]
-        sizes = [len(rows) for rows in lists]
-        factors: list[Factor] = [(scope, i) for i, scope in enumerate(self.scopes)]
-        shapes = [tuple(sizes[k] for k in scope) for scope in self.scopes]
-        self.shapes = shapes
-        self.elimination = Elimination(sizes, factors, shapes)
-        self.places = Places(self.scopes, shapes)
+        sizes = tuple(len(rows) for rows in lists)
+        self.elimination, self.places = _ordered(sizes, tuple(self.scopes))
+        self.shapes = self.places.shapes
         self._diagonal = {i for i, key in enumerate(keys) if len(key) == 3}
 
     def sums(self, schedule: Schedule, weights: Weights) -> Sums:
@@ -219,105 +252,100 @@ class Folded:
         gone = self._gone(schedule)
         less = self._less(weights)
         counts, apart = weights.counts, None if weights.weight is None else self.later
-        for kind, members in enumerate(self._unary):
-            for variable, number in members:
-                node = self.graph.by_name[self.tables.variables[variable]]
-                part = self.segment_of[node.name]
-                table = self.tables.unary_tables[number]
-                if weights.temporary and table.temporary is not None:
-                    # Of all stages, as exact figures have it.
-                    num_bytes[kind] += weights.temporary * table.temporary
-                if not counts[part]:
-                    continue
-                if node.is_leaf:
-                    self._leaf(node, part, kind, number, schedule, weights, seconds, num_bytes)
-                    continue
-                repeated = node.name in again
-                there, back = weights.forward[part], weights.backward[part]
-                seconds[kind] += back * table.seconds
-                if repeated or there != back:
-                    seconds[kind] += (there - back + back * repeated) * table.forward
-                if apart is not None:
-                    self._later(apart, variable, kind, part, weights, seconds, num_bytes)
-                elif weights.floor and weights.late[part]:
-                    if self.one_link:
-                        hides = table.backward + table.forward_compute * repeated
-                    else:
-                        hides = table.seconds - table.forward + table.forward * repeated
-                    if self.one_link and table.beside is not None:
-                        # What runs beside computing is in the way of no gradient.
-                        hides = hides + table.beside[1] + table.beside[0] * repeated
-                    seconds[kind] -= weights.late[part] * hides
-                if less is not None and table.beside is not None:
-                    (computing, messages), (c, b) = less[part]
-                    seconds[kind] -= computing * table.forward_compute + messages * table.beside[0]
-                    seconds[kind] -= c * table.backward + b * table.beside[1]
-                    if repeated:
-                        seconds[kind] -= c * table.forward_compute + b * table.beside[0]
-                if weights.kept[part] and not (whole and self.is_block[part]):
-                    num_bytes[kind] += weights.kept[part] * self._keeps(node, number, again, gone)
+        for kind, variable, number, node, part in self._members:
+            table = self.tables.unary_tables[number]
+            if weights.temporary and table.temporary is not None:
+                # Of all stages, as exact figures have it.
+                num_bytes[kind] += weights.temporary * table.temporary
+            if not counts[part]:
+                continue
+            if node.is_leaf:
+                self._leaf(node, part, kind, number, schedule, weights, seconds, num_bytes)
+                continue
+            repeated = node.name in again
+            there, back = weights.forward[part], weights.backward[part]
+            seconds[kind] += back * table.seconds
+            if repeated or there != back:
+                seconds[kind] += (there - back + back * repeated) * table.forward
+            if apart is not None:
+                self._later(apart, variable, kind, part, weights, seconds, num_bytes)
+            elif weights.floor and weights.late[part]:
+                if self.one_link:
+                    hides = table.backward + table.forward_compute * repeated
+                else:
+                    hides = table.seconds - table.forward + table.forward * repeated
+                if self.one_link and table.beside is not None:
+                    # What runs beside computing is in the way of no gradient.
+                    hides = hides + table.beside[1] + table.beside[0] * repeated
+                seconds[kind] -= weights.late[part] * hides
+            if less is not None and table.beside is not None:
+                (computing, messages), (c, b) = less[part]
+                seconds[kind] -= computing * table.forward_compute + messages * table.beside[0]
+                seconds[kind] -= c * table.backward + b * table.beside[1]
+                if repeated:
+                    seconds[kind] -= c * table.forward_compute + b * table.beside[0]
+            if weights.kept[part] and not (whole and self.is_block[part]):
+                num_bytes[kind] += weights.kept[part] * self._keeps(node, number, again, gone)
         copied = self._copied(schedule)
         gathered: dict[int, Array] = {}
         gather_again: dict[int, Array] = {}
-        for factor, edges in self._edges.items():
-            for number, table_number in edges:
-                consumer = self.tables.variables[self.tables.edges[number][1]]
-                producer = self.tables.variables[self.tables.edges[number][0]]
-                part = self.segment_of[consumer]
-                if not counts[part]:
-                    continue
-                table_ = self.tables.edge_tables[table_number]
-                repeated = consumer in again
-                there, back = weights.forward[part], weights.backward[part]
-                forward = table_.seconds if table_.forward is None else table_.forward
-                times = there - back + back * repeated
-                if table_.forward is None:
-                    out = scaled(back + times, forward)
-                else:
-                    out = scaled(back, table_.seconds)
-                    if times:
-                        out = out + scaled(times, forward)
-                late = table_.floor if weights.floor else table_.deferred
-                if late is not None and weights.late[part]:
-                    out = out + weights.late[part] * late
-                hidden = 0.0 if self.one_link or not weights.floor else weights.late[part]
-                if weights.weight is not None and apart is not None:
-                    if table_.forward is not None and apart.is_sent(self.tables.edges[number][0]):
-                        more = weights.weight[part] - back - hidden
-                        out = out + more * np.where(
-                            np.isinf(table_.seconds), 0.0, table_.seconds - forward
-                        )
-                    hidden = 0.0  # what its backward does hides no gradient
-                if hidden and table_.forward is not None:
-                    out = out - hidden * np.where(
+        for factor, number, table_number, part in self._inside:
+            if not counts[part]:
+                continue
+            consumer = self.tables.variables[self.tables.edges[number][1]]
+            producer = self.tables.variables[self.tables.edges[number][0]]
+            table_ = self.tables.edge_tables[table_number]
+            repeated = consumer in again
+            there, back = weights.forward[part], weights.backward[part]
+            forward = table_.seconds if table_.forward is None else table_.forward
+            times = there - back + back * repeated
+            if table_.forward is None:
+                out = scaled(back + times, forward)
+            else:
+                out = scaled(back, table_.seconds)
+                if times:
+                    out = out + scaled(times, forward)
+            late = table_.floor if weights.floor else table_.deferred
+            if late is not None and weights.late[part]:
+                out = out + weights.late[part] * late
+            hidden = 0.0 if self.one_link or not weights.floor else weights.late[part]
+            if weights.weight is not None and apart is not None:
+                if table_.forward is not None and apart.is_sent(self.tables.edges[number][0]):
+                    more = weights.weight[part] - back - hidden
+                    out = out + more * np.where(
                         np.isinf(table_.seconds), 0.0, table_.seconds - forward
                     )
-                if hidden and repeated:
-                    out = out - hidden * np.where(np.isinf(forward), 0.0, forward)
-                freed = 0.0
-                if table_.beside is not None and less is not None:
-                    freed = less[part][1][1]
-                    if self.one_link and weights.floor:
-                        freed += weights.late[part]
-                    ahead, behind, _ = table_.beside
-                    out = out - (less[part][0][1] + freed * repeated) * ahead - freed * behind
-                seconds[factor] += self._flat(factor, out)
-                keeps = weights.kept[part] and not repeated and not (whole and self.is_block[part])
-                stays = not gone or base(self.graph, producer) not in gone
-                if keeps and stays and table_.kept is not None:
-                    num_bytes[factor] += weights.kept[part] * self._flat(factor, table_.kept)
-                if keeps and number in copied:
-                    num_bytes[factor] += weights.kept[part] * self._flat(factor, copied[number])
-                if not keeps or table_.gathered is None or table_.again is None:
-                    continue
-                for held, values, weight in (
-                    (gathered, table_.gathered, weights.kept[part]),
-                    (gather_again, table_.again, weights.backward[part] - hidden),
-                ):
-                    added = self._flat(factor, scaled(weight, values))
-                    if held is gather_again and freed and table_.beside is not None:
-                        added = added - freed * self._flat(factor, table_.beside[2])
-                    held[factor] = held[factor] + added if factor in held else added
+                hidden = 0.0  # what its backward does hides no gradient
+            if hidden and table_.forward is not None:
+                out = out - hidden * np.where(
+                    np.isinf(table_.seconds), 0.0, table_.seconds - forward
+                )
+            if hidden and repeated:
+                out = out - hidden * np.where(np.isinf(forward), 0.0, forward)
+            freed = 0.0
+            if table_.beside is not None and less is not None:
+                freed = less[part][1][1]
+                if self.one_link and weights.floor:
+                    freed += weights.late[part]
+                ahead, behind, _ = table_.beside
+                out = out - (less[part][0][1] + freed * repeated) * ahead - freed * behind
+            seconds[factor] += self._flat(factor, out)
+            keeps = weights.kept[part] and not repeated and not (whole and self.is_block[part])
+            stays = not gone or base(self.graph, producer) not in gone
+            if keeps and stays and table_.kept is not None:
+                num_bytes[factor] += weights.kept[part] * self._flat(factor, table_.kept)
+            if keeps and number in copied:
+                num_bytes[factor] += weights.kept[part] * self._flat(factor, copied[number])
+            if not keeps or table_.gathered is None or table_.again is None:
+                continue
+            for held, values, weight in (
+                (gathered, table_.gathered, weights.kept[part]),
+                (gather_again, table_.again, weights.backward[part] - hidden),
+            ):
+                added = self._flat(factor, scaled(weight, values))
+                if held is gather_again and freed and table_.beside is not None:
+                    added = added - freed * self._flat(factor, table_.beside[2])
+                held[factor] = held[factor] + added if factor in held else added
         self._crossing(schedule, weights, whole, seconds, num_bytes)
         if schedule.recompute in PARTLY:
             self._reads(schedule, weights, num_bytes)
@@ -645,15 +673,15 @@ class Folded:
 
         The optimizer and the sum of several microbatches' gradients are left out.
         """
-        return self._least_of(recompute, "forward", "backward")
+        return self._least_of(recompute, "seconds")
 
     def least_halves(self, recompute: str) -> tuple[float, ...]:
         """The least of each segment, as :meth:`least_parts`, without gradients of weights.
 
         First of forward and backward, where these are tasks of their own, then of forward alone.
         """
-        both = self._least_of(recompute, "forward", "backward", is_apart=True)
-        return both + self._least_of("none", "forward")
+        both = self._least_of(recompute, "seconds", is_apart=True)
+        return both + self._least_of("none", "seconds", is_forward=True)
 
     @property
     def extremes(self) -> tuple[Shares | None, ...]:
@@ -667,11 +695,11 @@ class Folded:
 
         Chosen for that segment alone; gathered weights are not counted.
         """
-        return self._least_of(recompute, "kept")
+        return self._least_of(recompute, "bytes")
 
     def least_waiting(self) -> tuple[float, ...]:
         """The same for gradients of weights, where these are tasks of their own."""
-        return self._least_of("none", "waiting", is_apart=True)
+        return self._least_of("none", "bytes", is_apart=True)
 
     def least_passing(self, recompute: str) -> float:
         """The least bytes that there are for a while beside all that is kept.
@@ -683,48 +711,61 @@ class Folded:
             if self._recomputed(Schedule(recompute=recompute)):
                 flat += self._working(recompute)
             sizes = self.places.split(flat)
-            for kind, members in enumerate(self._unary):
-                for _, number in members:
-                    temporary = self.tables.unary_tables[number].temporary
-                    if temporary is not None:
-                        sizes[kind] += temporary
+            for kind, _, number, _, _ in self._members:
+                temporary = self.tables.unary_tables[number].temporary
+                if temporary is not None:
+                    sizes[kind] += temporary
             self._passing[recompute] = self.elimination.least(sizes)
         return self._passing[recompute]
 
-    def _least_of(self, recompute: str, *counted: str, is_apart: bool = False) -> tuple[float, ...]:
-        """The least of each segment, chosen for it alone, of some rows of :class:`Weights`.
+    def _least_of(
+        self, recompute: str, of: str, *, is_apart: bool = False, is_forward: bool = False
+    ) -> tuple[float, ...]:
+        """The least ``seconds`` or ``bytes`` of each segment, chosen for it alone.
 
-        Seconds of ``forward`` and ``backward``, or bytes. ``is_apart``: where gradients of weights
-        are tasks of their own, which do not count.
+        Args:
+            recompute: what backward computes again.
+            of: which of them.
+            is_apart: where gradients of weights are tasks of their own: seconds without them, and
+                bytes that wait for them; else those of whole backwards, and what is kept for them.
+            is_forward: of forward alone.
         """
-        key = recompute, is_apart, *counted
+        key = recompute, of, is_apart, is_forward
         if key not in self._least:
-            schedule, count = Schedule(recompute=recompute), len(self.parts)
-            none: tuple[float, ...] = (0.0,) * count
-            found: list[float] = []
-            for part in range(count):
-                one = tuple(float(i == part) for i in range(count))
-                weights = Weights(
-                    forward=one if "forward" in counted else none,
-                    backward=one if "backward" in counted else none,
-                    update=none,
-                    late=none,
-                    stored=none,
-                    kept=one if "kept" in counted else none,
-                    weight=none if is_apart else None,
-                    waiting=one if "waiting" in counted else None,
-                )
-                if "forward" in counted:
-                    sums = [
-                        self.sums(schedule, replace(weights, beside=shares)).touched_seconds
-                        for shares in self.extremes
-                    ]
-                    found.append(max(map(self.elimination.least, sums)))
+            found = []
+            for part in range(len(self.parts)):
+                sums = self._of_part(part, recompute, is_apart, is_forward)
+                if of == "bytes":
+                    found.append(self.elimination.least(sums[0].touched_bytes))
                 else:
-                    sizes = self.sums(schedule, weights).touched_bytes
-                    found.append(self.elimination.least(sizes))
+                    found.append(max(self.elimination.least(s.touched_seconds) for s in sums))
             self._least[key] = tuple(found)
         return self._least[key]
+
+    def _of_part(
+        self, part: int, recompute: str, is_apart: bool, is_forward: bool
+    ) -> tuple[Sums, ...]:
+        """The tables of one segment, one for each of what messages beside computing may count."""
+        key = part, recompute, is_apart, is_forward
+        if key not in self._alone:
+            count = len(self.parts)
+            none: tuple[float, ...] = (0.0,) * count
+            one = tuple(float(i == part) for i in range(count))
+            weights = Weights(
+                forward=one,
+                backward=none if is_forward else one,
+                update=none,
+                late=none,
+                stored=none,
+                kept=none if is_apart else one,
+                weight=none if is_apart else None,
+                waiting=one if is_apart else None,
+            )
+            self._alone[key] = tuple(
+                self.sums(Schedule(recompute=recompute), replace(weights, beside=shares))
+                for shares in self.extremes
+            )
+        return self._alone[key]
 
     # ---- exact figures ----------------------------------------------------------------------
 

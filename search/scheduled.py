@@ -332,7 +332,7 @@ class Scheduled:
         bound, exposed, seen = self._highest()
         self._exposed = exposed
         if self.has_late and best.fits:
-            found = [self._within(e) for e in {1.0, exposed}]
+            found = [self._within(e) for e in {1.0, exposed} - {0.0}]
             found += [Found(tied, self._step(tied), 0.0) for tied in seen]
             best = min((best, *found), key=_rank)
         return Found(best.tied, best.step, bound)

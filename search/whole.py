@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
 from operator import itemgetter
@@ -65,6 +65,9 @@ _Entry = tuple[float, int, int]
 
 LINE = 8
 """Questions that may be begun before they are asked."""
+
+SOON = 1.05
+"""Until there is a price: bounds in those of the lowest up to which questions may be begun."""
 
 AHEAD = 128
 """Bounds that are asked for at once, whoever looks; tables for them are built side by side."""
@@ -342,14 +345,22 @@ class Problems:
         self, level: str, a: Arrangement
     ) -> Iterator[tuple[tuple[Mesh, str, str], tuple[Arrangement, str, str]]]:
         """What a bound asks of :meth:`least`, by what that depends on; not what is known."""
-        for key in self._keys(level, a) if level not in OWN else ():
+        for key in self._keys(level, a) if level in LEVELS[:FIRST] else ():
             if key not in self._leasts:
-                micro = self._most if level == "by_share" else a.micro_batch
-                stages, _, _, _, context, _ = key[0][1]
-                alone = replace(
-                    a, pipeline=stages, replica=1, data=1, context=context, micro_batch=micro
+                (samples, (stages, _, _, expert, context, model)), kind, what = key
+                alone = Arrangement(
+                    pipeline=stages,
+                    replica=1,
+                    data=1,
+                    expert=expert,
+                    context=context,
+                    model=model,
+                    micro_batch=samples // expert,
+                    microbatches=1,
+                    virtual_stages=1,
+                    recompute="none",
                 )
-                yield key, (alone, *key[1:])
+                yield key, (alone, kind, what)
 
     def _keys(self, level: str, a: Arrangement) -> list[tuple[Mesh, str, str]]:
         """The axes that share a sample alone, as a mesh, with what is asked of it.
@@ -472,21 +483,19 @@ class BestFirst:
         self._of = {self._key(params): i for i, params in enumerate(self.named)}
         problems.prepare(space)
         floors = problems.floors
-        self._far = [
+        self._lines: list[list[_Entry]] = [[] for _ in (*LEVELS, SOLVE)]
+        """For each level what is in line for it, the lowest bound first."""
+        self._lines[0] = [
             (bound, i, 0) for i, a in enumerate(space) if (bound := floors.seconds(a)) < inf
         ]
-        """In line for bounds that others share, as (bound, number, level): most of the space."""
-        self._near: list[_Entry] = []
-        """In line for what takes tables of their own."""
-        heapq.heapify(self._far)
+        heapq.heapify(self._lines[0])
         self.best = inf
         self._gone: list[_Entry] = []
 
     @property
     def _line(self) -> list[_Entry]:
         """Where the lowest bound is."""
-        lines = [line for line in (self._far, self._near) if line]
-        return min(lines, key=itemgetter(0), default=[])
+        return min((line for line in self._lines if line), key=itemgetter(0), default=[])
 
     @property
     def lowest(self) -> float:
@@ -538,13 +547,14 @@ class BestFirst:
         return out
 
     def _put(self, entry: _Entry) -> None:
-        heapq.heappush(self._near if entry[2] >= FIRST else self._far, entry)
+        heapq.heappush(self._lines[entry[2]], entry)
 
     def likely(self) -> list[Question]:
         """What may be asked after what was given out last, the likeliest first: what is long."""
+        most = min(self.best, SOON * self.lowest if self.best == inf else inf)
         names = (*LEVELS, SOLVE)
-        near = (entry for entry in self._near if entry[0] <= self.best)
-        return [(names[level], self.space[i]) for _, i, level in heapq.nsmallest(LINE, near)]
+        soon = (entry for line in self._lines[1:] for entry in line if entry[0] <= most)
+        return [(names[level], self.space[i]) for _, i, level in heapq.nsmallest(AHEAD, soon)]
 
     def restore(self) -> None:
         """Put back what was left out because somebody had taken it."""

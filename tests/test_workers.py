@@ -87,6 +87,15 @@ def test_what_is_next_is_begun_where_nothing_is_asked(workers: Workers) -> None:
     assert [was for _, was in made] == [False, False]
 
 
+@pytest.mark.parametrize("is_long", [False, True])
+def test_only_for_what_is_long_is_anything_made_twice(workers: Workers, is_long: bool) -> None:
+    ((mine, _),) = workers.answers([Ask("make", "a", "a")])
+    asked = Ask("make", "more of a", "a", is_long)
+    workers.answers([Ask("make", "a", "a")], [asked, Ask("make", "b", "b")])
+    ((found, _),) = workers.answers([asked])
+    assert (found != mine) == is_long
+
+
 def test_errors_of_what_nobody_asked_for_are_not_raised(workers: Workers) -> None:
     for _ in range(2):
         beside = [Ask("divide", 0), Ask("fail", "aple")]

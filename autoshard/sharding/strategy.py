@@ -171,6 +171,9 @@ def _nestings(combination: Sequence[Choice], mesh: Shape) -> Iterable[tuple[Choi
         if choice.factor:
             groups.setdefault((choice.factor, choice.outer, choice.n), []).append(axis)
     shared = [axes for axes in groups.values() if len(axes) > 1]
+    if not shared:
+        yield tuple(combination)
+        return
     for orders in product(*(permutations(axes) for axes in shared)):
         out = list(combination)
         legal = True
@@ -234,7 +237,7 @@ def _joined(
     )
     result = tuple(given for _, given, _ in columns)
     given = result if result_grad else _without_gradient(result)
-    if not all(compatible(layout) for layout in (*taken, given)):
+    if len(columns) > 1 and not all(map(compatible, (*taken, given))):
         return None
     work = prod((share for _, _, share in columns), start=1.0)
     return Strategy(choices, taken, given, work)
