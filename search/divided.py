@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autoshard.search.lowest import LINE, OWN, SOLVE, Question
 from autoshard.search.scheduled import Found
 from autoshard.search.space import Arrangement
-from autoshard.search.whole import LINE, OWN, SOLVE, Problems, Question
+from autoshard.search.whole import Problems
 from autoshard.workers import Ask, Workers
 
 

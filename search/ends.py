@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from autoshard.cluster import Cluster
 from autoshard.graph import ModelGraph
 from autoshard.kernels import Products, Style
+from autoshard.search.alone import Alone
 from autoshard.search.cost import CostModel
 from autoshard.search.folded import Folded
 from autoshard.search.inner import Prepared
@@ -43,13 +44,13 @@ def ends_of(
         style=style,
         products=products,
     )  # whatever the optimizer: no part of it is asked for
-    alone = Folded(model, prepared.candidates((), ()), ())
-    blocks = [i for i, is_block in enumerate(alone.is_block) if is_block]
+    folded = Folded(model, prepared.candidates((), ()), ())
+    blocks = [i for i, is_block in enumerate(folded.is_block) if is_block]
     if not blocks or blocks != list(range(blocks[0], blocks[-1] + 1)):
         return {}
-    out = {}
+    alone, out = Alone(folded), {}
     for kind in kinds:
-        seconds = alone.least_parts(kind)
+        seconds = alone.seconds(kind)
         block = sum(seconds[i] for i in blocks) / len(blocks)
         out[kind] = sum(seconds[: blocks[0]]) / block, sum(seconds[blocks[-1] + 1 :]) / block
     return out

@@ -190,9 +190,6 @@ class Folded:
         self._work: dict[str, Array] = {}
         self._without: dict[str, frozenset[str]] = {}
         self._kept: dict[object, Array] = {}
-        self._least: dict[tuple[object, ...], tuple[float, ...]] = {}
-        self._alone: dict[tuple[object, ...], tuple[Sums, ...]] = {}
-        self._passing: dict[str, float] = {}
 
     # ---- kinds and factors ------------------------------------------------------------------
 
@@ -668,21 +665,6 @@ class Folded:
                 out[self.segment_of[name], :, 1] += (ahead, back_s)
         return [((a, b), (c, d)) for ((a, b), (c, d)) in out.tolist()]
 
-    def least_parts(self, recompute: str) -> tuple[float, ...]:
-        """The least seconds of one microbatch in each segment, chosen for that segment alone.
-
-        The optimizer and the sum of several microbatches' gradients are left out.
-        """
-        return self._least_of(recompute, "seconds")
-
-    def least_halves(self, recompute: str) -> tuple[float, ...]:
-        """The least of each segment, as :meth:`least_parts`, without gradients of weights.
-
-        First of forward and backward, where these are tasks of their own, then of forward alone.
-        """
-        both = self._least_of(recompute, "seconds", is_apart=True)
-        return both + self._least_of("none", "seconds", is_forward=True)
-
     @property
     def extremes(self) -> tuple[Shares | None, ...]:
         """What messages beside computing may count: nothing, all; not at all where none are."""
@@ -690,82 +672,20 @@ class Folded:
             return (None,)
         return tuple(((u, u),) * len(self.parts) for u in (0.0, 1.0))
 
-    def least_kept(self, recompute: str) -> tuple[float, ...]:
-        """The least bytes that each segment keeps for the backward of one microbatch.
-
-        Chosen for that segment alone; gathered weights are not counted.
-        """
-        return self._least_of(recompute, "bytes")
-
-    def least_waiting(self) -> tuple[float, ...]:
-        """The same for gradients of weights, where these are tasks of their own."""
-        return self._least_of("none", "bytes", is_apart=True)
-
-    def least_passing(self, recompute: str) -> float:
-        """The least bytes that there are for a while beside all that is kept.
+    def passing(self, recompute: str) -> list[Array]:
+        """Bytes that there are for a while beside all that is kept, by factor.
 
         What the loss takes, and what comes back of one block while it is computed again.
         """
-        if recompute not in self._passing:
-            flat = np.zeros(self.places.ends[-1])
-            if self._recomputed(Schedule(recompute=recompute)):
-                flat += self._working(recompute)
-            sizes = self.places.split(flat)
-            for kind, _, number, _, _ in self._members:
-                temporary = self.tables.unary_tables[number].temporary
-                if temporary is not None:
-                    sizes[kind] += temporary
-            self._passing[recompute] = self.elimination.least(sizes)
-        return self._passing[recompute]
-
-    def _least_of(
-        self, recompute: str, of: str, *, is_apart: bool = False, is_forward: bool = False
-    ) -> tuple[float, ...]:
-        """The least ``seconds`` or ``bytes`` of each segment, chosen for it alone.
-
-        Args:
-            recompute: what backward computes again.
-            of: which of them.
-            is_apart: where gradients of weights are tasks of their own: seconds without them, and
-                bytes that wait for them; else those of whole backwards, and what is kept for them.
-            is_forward: of forward alone.
-        """
-        key = recompute, of, is_apart, is_forward
-        if key not in self._least:
-            found = []
-            for part in range(len(self.parts)):
-                sums = self._of_part(part, recompute, is_apart, is_forward)
-                if of == "bytes":
-                    found.append(self.elimination.least(sums[0].touched_bytes))
-                else:
-                    found.append(max(self.elimination.least(s.touched_seconds) for s in sums))
-            self._least[key] = tuple(found)
-        return self._least[key]
-
-    def _of_part(
-        self, part: int, recompute: str, is_apart: bool, is_forward: bool
-    ) -> tuple[Sums, ...]:
-        """The tables of one segment, one for each of what messages beside computing may count."""
-        key = part, recompute, is_apart, is_forward
-        if key not in self._alone:
-            count = len(self.parts)
-            none: tuple[float, ...] = (0.0,) * count
-            one = tuple(float(i == part) for i in range(count))
-            weights = Weights(
-                forward=one,
-                backward=none if is_forward else one,
-                update=none,
-                late=none,
-                stored=none,
-                kept=none if is_apart else one,
-                weight=none if is_apart else None,
-                waiting=one if is_apart else None,
-            )
-            self._alone[key] = tuple(
-                self.sums(Schedule(recompute=recompute), replace(weights, beside=shares))
-                for shares in self.extremes
-            )
-        return self._alone[key]
+        flat = np.zeros(self.places.ends[-1])
+        if self._recomputed(Schedule(recompute=recompute)):
+            flat += self._working(recompute)
+        sizes = self.places.split(flat)
+        for kind, _, number, _, _ in self._members:
+            temporary = self.tables.unary_tables[number].temporary
+            if temporary is not None:
+                sizes[kind] += temporary
+        return sizes
 
     # ---- exact figures ----------------------------------------------------------------------
 

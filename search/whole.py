@@ -12,14 +12,12 @@ certificate.
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,11 +27,13 @@ from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
 from autoshard.kernels import Products, Style
 from autoshard.plan import Alternative, Memory, Schedule, StepTime
+from autoshard.search.alone import Alone, Least
 from autoshard.search.cost import CostModel
 from autoshard.search.feasible import SURE
 from autoshard.search.floors import Floors
 from autoshard.search.folded import Folded
 from autoshard.search.inner import Prepared
+from autoshard.search.lowest import FIRST, LEVELS, BestFirst, Question
 from autoshard.search.memory import optimizer_of
 from autoshard.search.pins import stored
 from autoshard.search.preference import preference
@@ -49,31 +49,6 @@ Graphs = Callable[[int], ModelGraph]
 
 Mesh = tuple[int, tuple[int, ...]]
 """Samples of a microbatch, and sizes of the axes: what tables depend on."""
-
-LEVELS = ("by_share", "by_axes", "bound", "closer")
-"""Bounds of an arrangement beyond the first, each closer and dearer than the one before."""
-
-OWN = ("bound", "closer")
-"""Those that take tables of the arrangement's own mesh."""
-
-SOLVE = "solve"
-FIRST = LEVELS.index(OWN[0])
-Question = tuple[str, Arrangement]
-"""One of :data:`LEVELS`, or SOLVE, of an arrangement."""
-
-_Entry = tuple[float, int, int]
-
-LINE = 8
-"""Questions that may be begun before they are asked."""
-
-SOON = 1.05
-"""Until there is a price: bounds in those of the lowest up to which questions may be begun."""
-
-AHEAD = 128
-"""Bounds that are asked for at once, whoever looks; tables for them are built side by side."""
-
-DEAR = 4
-"""How many of these may be of OWN: where they are the last ones, they were in vain."""
 
 BUBBLE = 0.15
 """Stages less one, as a share of the microbatches, up to which the work alone bounds forward and
@@ -144,25 +119,6 @@ class _Price:
         return preference(self.step_time, self.memory)
 
 
-@dataclass(frozen=True, slots=True)
-class Least:
-    """What the segments of one mesh take at least, each chosen for itself.
-
-    Attributes:
-        seconds: of one microbatch.
-        kept: bytes for its backward; empty: not known.
-        halves: seconds without gradients of weights, see ``Folded.least_halves``; empty: not known.
-        waiting: bytes for these where they are tasks of their own; empty: not known.
-        passing: bytes that there are for a while beside what is kept, see ``Folded.least_passing``.
-    """
-
-    seconds: tuple[float, ...]
-    kept: tuple[float, ...] = ()
-    halves: tuple[float, ...] = ()
-    waiting: tuple[float, ...] = ()
-    passing: float = 0.0
-
-
 class Problems:
     """The inner problems of a space: each mesh and microbatch is built once, schedules share it.
 
@@ -200,6 +156,7 @@ class Problems:
         self._folded: dict[Mesh, Folded] = {}
         self._scheduled: dict[Arrangement, Scheduled] = {}
         self._found: dict[Arrangement, Found] = {}
+        self._alone: dict[Mesh, Alone] = {}
         self._leasts: dict[tuple[Mesh, str, str], Least] = {}
         self._floors: Floors | None = None
         self.bounded = self.solved = 0
@@ -248,7 +205,7 @@ class Problems:
             self.products,
         )
         other._prepared, other._folded = self._prepared, self._folded
-        other._leasts = self._leasts
+        other._alone, other._leasts = self._alone, self._leasts
         return other
 
     def prepare(self, space: Sequence[Arrangement]) -> None:
@@ -325,15 +282,21 @@ class Problems:
         ``asked``: the arrangement, a kind of recomputation, and what of it (see :func:`_apart`).
         """
         a, kind, what = asked
-        folded = self.folded(a)
-        parts = folded.least_parts(kind)
+        alone = self.alone(a)
         if what == SECONDS:
-            return Least(parts)
-        kept, passing = folded.least_kept(kind), folded.least_passing(kind)
-        if not what:
-            return Least(parts, kept, passing=passing)
-        halves = folded.least_halves(kind) if what == "halves" else ()
-        return Least(parts, kept, halves, folded.least_waiting(), passing)
+            return Least(alone.seconds(kind))
+        # Bytes first: with them seconds are found.
+        kept, passing = alone.kept(kind), alone.passing(kind)
+        waiting = alone.waiting() if what else ()
+        halves = alone.halves(kind) if what == "halves" else ()
+        return Least(alone.seconds(kind), kept, halves, waiting, passing)
+
+    def alone(self, a: Arrangement) -> Alone:
+        """The segments of an arrangement's mesh and microbatch, each alone."""
+        key = _mesh(a)
+        if key not in self._alone:
+            self._alone[key] = Alone(self.folded(a))
+        return self._alone[key]
 
     def _least(self, level: str, a: Arrangement) -> list[Least]:
         """What a bound asks of :meth:`least`, for each kind of recomputation."""
@@ -468,106 +431,6 @@ class Problems:
         return self.solve(a)
 
 
-class BestFirst:
-    """Arrangements in the order of their bounds; bounds are raised as far as needed.
-
-    Args:
-        space: all arrangements.
-        problems: give bounds.
-    """
-
-    def __init__(self, space: Sequence[Arrangement], problems: Problems) -> None:
-        self.space, self.problems = space, problems
-        self.named = [a.params for a in space]
-        self._names = tuple(self.named[0]) if space else ()
-        self._of = {self._key(params): i for i, params in enumerate(self.named)}
-        problems.prepare(space)
-        floors = problems.floors
-        self._lines: list[list[_Entry]] = [[] for _ in (*LEVELS, SOLVE)]
-        """For each level what is in line for it, the lowest bound first."""
-        self._lines[0] = [
-            (bound, i, 0) for i, a in enumerate(space) if (bound := floors.seconds(a)) < inf
-        ]
-        heapq.heapify(self._lines[0])
-        self.best = inf
-        self._gone: list[_Entry] = []
-
-    @property
-    def _line(self) -> list[_Entry]:
-        """Where the lowest bound is."""
-        return min((line for line in self._lines if line), key=itemgetter(0), default=[])
-
-    @property
-    def lowest(self) -> float:
-        """No arrangement that was not given out yet is faster."""
-        return self._line[0][0] if self._line else inf
-
-    def of(self, params: Mapping[str, Any]) -> int | None:
-        """Number of the arrangement that has such parameters; None: none has."""
-        return self._of.get(self._key(params))
-
-    def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(map(params.get, self._names))
-
-    def next(self, taken: Sequence[Mapping[str, Any]]) -> dict[str, int | str] | None:
-        """Parameters of the arrangement to solve next; None where none can be the best."""
-        gone = {self.of(params) for params in taken}
-        while True:
-            together = self._together(gone)
-            if not together:
-                line = self._line
-                return self.space[line[0][1]].params if line and line[0][0] <= self.best else None
-            asked = [(LEVELS[level], self.space[i]) for _, i, level in together]
-            bounds = self.problems.raised(asked, self.likely())
-            for (value, i, level), bound in zip(together, bounds, strict=True):
-                if bound < inf:
-                    self._put((max(value, bound), i, level + 1))
-
-    def _together(self, gone: Set[int | None]) -> list[_Entry]:
-        """What is lowest and has bounds that may be raised, as much as is asked for at once.
-
-        Nothing where none can be the best, or where what is lowest is to be solved. That stays in
-        line until it is taken: whoever asks may not use the answer.
-        """
-        out: list[_Entry] = []
-        dear: list[int] = []
-        while (line := self._line) and line[0][0] <= self.best and len(out) < AHEAD:
-            _, i, level = line[0]
-            if i in gone:
-                self._gone.append(heapq.heappop(line))
-                continue
-            if level == len(LEVELS):
-                break
-            if level >= FIRST:
-                # Of one level: what is closer may be the price that rules others out.
-                if len(dear) == DEAR or level not in (dear or (level,)):
-                    break
-                dear.append(level)
-            out.append(heapq.heappop(line))
-        return out
-
-    def _put(self, entry: _Entry) -> None:
-        heapq.heappush(self._lines[entry[2]], entry)
-
-    def likely(self) -> list[Question]:
-        """What may be asked after what was given out last, the likeliest first: what is long."""
-        most = min(self.best, SOON * self.lowest if self.best == inf else inf)
-        names = (*LEVELS, SOLVE)
-        soon = (entry for line in self._lines[1:] for entry in line if entry[0] <= most)
-        return [(names[level], self.space[i]) for _, i, level in heapq.nsmallest(AHEAD, soon)]
-
-    def restore(self) -> None:
-        """Put back what was left out because somebody had taken it."""
-        for entry in self._gone:
-            self._put(entry)
-        self._gone.clear()
-
-    def solved(self, i: int, price: _Price) -> None:
-        """Take note of a price."""
-        if price.memory.fits:
-            self.best = min(self.best, price.step_time.total_s)
-
-
 def _mesh(a: Arrangement) -> Mesh:
     return a.batch, (a.pipeline, *a.sizes)
 
@@ -658,7 +521,7 @@ def search_whole(
             assert i is not None
             found = problems.solve(space[i])
             prices[i] = _Price(found.step.step_time, found.step.memory, found.bound)
-            order.solved(i, prices[i])
+            order.solved(prices[i].step_time, prices[i].memory)
         result = _result(space, problems, order, prices, study)
         study.set_user_attr("certificate", _attributes(result.certificate))
         study.set_user_attr("best", result.arrangement.label)
@@ -695,7 +558,7 @@ def _read(study: Study, order: BestFirst, prices: dict[int, _Price]) -> None:
             float(attrs["lower_bound_s"]),
         )
         prices[i] = price
-        order.solved(i, price)
+        order.solved(price.step_time, price.memory)
 
 
 def _result(

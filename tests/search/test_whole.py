@@ -23,13 +23,14 @@ from autoshard.search.divided import Divided
 from autoshard.search.floors import Work
 from autoshard.search.folded import Weights
 from autoshard.search.inner import Prepared
+from autoshard.search.lowest import BestFirst
 from autoshard.search.problem import LEANEST
 from autoshard.search.sampler import SAMPLERS, BoundSampler
 from autoshard.search.scheduled import Scheduled
 from autoshard.search.space import Arrangement, Range, arrangements
 from autoshard.search.stages import divides
 from autoshard.search.walk import MemoryWalk
-from autoshard.search.whole import BestFirst, Problems, Result, search_whole
+from autoshard.search.whole import Problems, Result, search_whole
 from autoshard.workers import Workers
 from tests.search.model_graphs import llama, mlp
 from tests.search.referee import tied_optimum
