@@ -155,7 +155,8 @@ class Scheduled:
         Comes after :meth:`bound`; what :meth:`solve` does after it is the same as without.
         """
         _, tied = self.folded.minimum(self.sums(0.0), self._price)
-        step, way, found = self._step(tied), self.way, self._bounded
+        step = self.folded.step(tied, self.schedule, self.limit)
+        way, found = self.way, self._bounded
         if longer := self._longer(step):
             self.way = longer
             found = max(found, self._highest()[0])
