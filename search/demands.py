@@ -80,7 +80,7 @@ class Demands:
         for order in self.schedules:
             if order not in ORDERS:
                 raise UnknownNameError("schedule", order, ORDERS)
-        holds = self._holds(cluster)
+        holds = self.met(cluster)
         found = [a for a in every if holds(a)]
         if not found:
             raise MeshError(
@@ -89,7 +89,12 @@ class Demands:
             )
         return found
 
-    def _holds(self, cluster: Cluster) -> Callable[[Arrangement], bool]:
+    def met(self, cluster: Cluster) -> Callable[[Arrangement], bool]:
+        """Whether an arrangement is as demanded, but for pins.
+
+        Raises:
+            UnknownNameError: no such tier or axis.
+        """
         units: dict[str, int | None] = {}
         names = {tier.name: tier.devices for tier in cluster.tiers}
         for axis, tier in self.within.items():

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autoshard.candidates import Rules
-from autoshard.errors import InputError, MeshError, RequestError, SpecError, UnknownNameError
+from autoshard.errors import (
+    AutoshardError,
+    InputError,
+    MeshError,
+    RequestError,
+    SpecError,
+    UnknownNameError,
+)
 from autoshard.graph import ModelGraph
 from autoshard.kernels import PRODUCTS, STYLES
 from autoshard.plan import Schedule
@@ -182,7 +189,7 @@ def asked_of(
     family = capture(model, seq_len=seq_len, dtype=dtype, say=request.say)
     if keeping is not None:
         demands = keeping.demands(demands, family.blocks, family.recomputation)
-    return WholeAsked(
+    asked = WholeAsked(
         family=family,
         cluster=request.cluster,
         global_batch=global_batch or request.cluster.devices,
@@ -193,6 +200,13 @@ def asked_of(
         products=products,
         overlapped=tuple(overlapped),
     )
+    if keeping is None:
+        return asked
+    try:
+        # The space may lack it: its numbers of recomputed blocks are round ones.
+        return replace(asked, also=keeping.arrangement(asked))
+    except AutoshardError:
+        return asked  # it cannot be, which the notes say
 
 
 def search_space(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from autoshard.cluster import Cluster
@@ -51,6 +51,7 @@ class WholeAsked:
         style: how operators between products are run.
         products: what products of weights of blocks run in.
         overlapped: axes whose messages run beside computing, see ``Schedule.overlapped``.
+        also: an arrangement that is looked at wherever it is as demanded; None: none.
         partial: what kept the search from looking at everything: a sampler without a proof, a
             number of trials; empty: nothing.
     """
@@ -64,6 +65,7 @@ class WholeAsked:
     style: Style = "eager"
     products: Products = "native"
     overlapped: tuple[str, ...] = ()
+    also: Arrangement | None = None
     partial: str = ""
 
     def problems(self) -> Problems:
@@ -97,6 +99,8 @@ class WholeAsked:
             family.ends(self.cluster, self.style, kinds, self.products),
             kinds,
         )
+        if (also := self._also()) is not None and also not in found:
+            found.append(also)
         if self.overlapped and not demands.schedules:
             # Zero-bubble has no bound with messages beside computing.
             found = [a for a in found if not a.splits_backward]
@@ -112,6 +116,15 @@ class WholeAsked:
                 f"{pins}; leave a pin out, or name other axes"
             )
         return kept
+
+    def _also(self) -> Arrangement | None:
+        """What is looked at beside the space: of these devices, samples and tokens, as demanded."""
+        a = self.also
+        if a is None or prod((a.pipeline, *a.sizes)) != self.cluster.devices:
+            return None
+        if a.batch * a.microbatches != self.global_batch or self.family.tokens % a.context:
+            return None
+        return a if self.demands.met(self.cluster)(a) else None
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -162,3 +162,21 @@ def test_some_blocks_of_each_chunk_are_recomputed_as_it_is(run: Path) -> None:
     some = as_it_is(" --recompute-method block --recompute-num-layers 1")
     assert some < every
     assert as_it_is(" --recompute-method block --recompute-num-layers 64") == every
+
+
+def test_a_plan_is_no_slower_than_the_file_whatever_it_recomputes(run: Path) -> None:
+    # One block of eight on each stage: the space has a quarter of them, half, three quarters.
+    run.write_text(FLAGS + " --recompute-method block --recompute-num-layers 1")
+    model = {**MODEL, "num_hidden_layers": 16}
+    plan = autoshard.optimize(
+        model,
+        cluster="h100",
+        devices=8,
+        space="full",
+        keep=run,
+        axes={"virtual-stages": 1},
+        progress=None,
+    )
+    assert plan.schedule.recomputed_blocks == 2
+    assert plan.predicted_step_s <= plan.alternatives[0].step_time_s
+    assert plan.alternatives[0].label.startswith("run.sh as it is")
