@@ -39,6 +39,9 @@ PARTS = (1.0, 0.8, 0.6, 0.4, 0.2)
 CHAINS = 3
 """Times that the sum follows what the best strategies wait for."""
 
+DEPTH = 1
+"""Times that choices without a stall are looked at for stalls of their own."""
+
 CLOSE = 1e-4
 """Share of a step below which another way is not worth a solve."""
 
@@ -311,22 +314,64 @@ class Scheduled:
             return known  # windows differ from block to block
         if not any(self.folded.is_block):
             return known
-        stalls = Stalls(self.folded, self.schedule)
-        base = self.sums(0.0, floor=True)
+        return self._above(
+            Stalls(self.folded, self.schedule), tied, known, lambda sums: sums, DEPTH
+        )
+
+    def _above(
+        self,
+        stalls: Stalls,
+        tied: Tied,
+        known: float,
+        only: Callable[[Sums], Sums],
+        depth: int,
+    ) -> float:
+        """The bound of the choices that ``only`` leaves; ``tied`` is one of them."""
+        base = only(self.sums(0.0, floor=True))
+        highest = known
         found = stalls.of(tied.choice)
-        taken: list[Stall] = []
-        best, others = known, inf
-        for stall in found:
-            if stall.tier != found[0].tier:
-                continue  # of two tiers it may be the same seconds
-            value, _ = self.folded.minimum(stalls.without(base, stall), self._price)
-            value -= self._price * self._room(0.0)
-            if value <= best:
+        for tiers in dict.fromkeys((stall.tier, stall.through) for stall in found):
+            # Apart, since of other tiers it may be the same seconds.
+            own = [stall for stall in found if (stall.tier, stall.through) == tiers]
+            most = max(
+                self._raised(partial(stalls.longer, base, some))[0] for some in (own[:1], own)
+            )
+            if most <= highest * (1 + CLOSE):
                 continue
-            taken.append(stall)
-            others = min(others, value)
-            best = max(best, min(others, self._raised(partial(stalls.longer, base, taken))[0]))
-        return best
+            taken: list[Stall] = []
+            best, others = highest, inf
+            for stall in own:
+                value = others
+                for rest in stalls.without(stall):
+                    if value > best:
+                        value = min(value, self._without(stalls, rest, best, most, only, depth))
+                if value <= best:
+                    continue
+                taken.append(stall)
+                others = value
+                longer = self._raised(partial(stalls.longer, base, taken))[0]
+                best = max(best, min(others, longer))
+            highest = max(highest, best)
+        return highest
+
+    def _without(
+        self,
+        stalls: Stalls,
+        rest: Callable[[Sums], Sums],
+        low: float,
+        high: float,
+        only: Callable[[Sums], Sums],
+        depth: int,
+    ) -> float:
+        """The same of choices without a stall; what is over ``high`` or under ``low`` is enough."""
+
+        def left(sums: Sums) -> Sums:
+            return rest(only(sums))
+
+        value, _, seen = self._raised(lambda share: left(self.sums(share, floor=True)))
+        if depth and low < high and value < high and seen:
+            value = self._above(stalls, seen[-1], value, left, depth - 1)
+        return value
 
     def _solve(self) -> Found:
         best = self._within(0.0)

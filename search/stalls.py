@@ -8,17 +8,19 @@ lasts at least as long as all gradients of S that use t, and so backward stands 
 
     seconds of the gradients of S that use t  -  all other seconds of S and W
 
-of which the last is all that could have run beside them. Both are sums of tables. A gradient counts
-where it fills a bucket alone: then it is sent at once. Whether a message is needed within W depends
-on the choice; the least of those choices that need none is a second problem, the same one with
-some entries left out. The lower of the two bounds them all.
+of which the last is all that could have run beside them. Both are sums of tables. The gradients may
+be those of another tier, if the last of them uses t as well: it starts when all before it are
+through, and holds t until it is through itself. A gradient counts where it fills a bucket alone:
+then it is sent at once. Whether a message is needed within W, and whether the last gradient uses
+both tiers, depends on the choice; the least of those choices without either is a problem of its
+own, the same one with some entries left out. The lowest of all bounds them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from math import inf
 
 import numpy as np
@@ -44,6 +46,7 @@ class Stall:
 
     Attributes:
         tier: number of the tier that is waited for.
+        through: that of the tier whose gradients hold it.
         first: operator whose gradient is the first that is waited for.
         last: the same of the last one.
         end: the first operator of the block that W does not reach.
@@ -51,6 +54,7 @@ class Stall:
     """
 
     tier: int
+    through: int
     first: int
     last: int
     end: int
@@ -88,29 +92,41 @@ class Stalls:
         """Those of a choice that are waited for once in each block, the longest first."""
         prices = self.folded.model.prices
         tiers = {t for a in range(len(self.folded.model.sizes)) for t in prices.tiers_of((a,))}
-        found = [stall for t in sorted(tiers) for stall in self._waits(choice, t)]
+        found = [
+            stall
+            for tier, through in product(sorted(tiers), repeat=2)
+            for stall in self._waits(choice, tier, through)
+        ]
         return sorted(found, key=lambda s: -s.seconds)
 
-    def _waits(self, choice: Choice, tier: int) -> Iterator[Stall]:
-        """Backward of one block with a choice, as far as one tier is concerned."""
-        now = free = 0.0
+    def _waits(self, choice: Choice, tier: int, through: int) -> Iterator[Stall]:
+        """Backward of one block with a choice, as far as gradients of ``through`` hold ``tier``."""
+        now = free = held = 0.0
         first = last = -1
         waiting: list[Stall] = []
         for at, variable in self._operators(self.nodes):
             now += float(self._beside(variable)[choice[self.folded.kind[variable]]])
             edges = [(e, self._at(e, choice)) for e in reversed(self._into.get(variable, ()))]
-            late = sum(float(self._gradients(e, tier)[pair]) for e, pair in edges)
+            late, both = (
+                sum(float(self._gradients(e, *which)[pair]) for e, pair in edges)
+                for which in ((through,), (through, tier))
+            )
             if late:
                 yield from (replace(stall, end=at) for stall in waiting)
                 waiting = []
                 first = at if free <= now else first
-                free, last = max(free, now) + late, at
+                free = max(free, now) + late
+                if both:
+                    held, last = free, at
             for edge, pair in edges:
                 seconds = float(self._back(edge)[pair])
                 if seconds and self._needs(edge, tier)[pair]:
-                    if free > now:
-                        waiting.append(Stall(tier, first, last, self.nodes.start - 1, free - now))
-                    now = free = max(free, now) + seconds
+                    if held > now:
+                        end = self.nodes.start - 1
+                        waiting.append(Stall(tier, through, first, last, end, held - now))
+                    now = max(held, now) + seconds
+                    if tier == through:
+                        free = now
                 else:
                     now += seconds
         yield from waiting
@@ -122,7 +138,7 @@ class Stalls:
 
         Args:
             sums: of a bound that counts no late gradients.
-            stalls: of one tier; no two overlap.
+            stalls: of one tier, held by gradients of one; no two overlap.
             share: from 0 to 1.
         """
         flat, again = sums.flat_seconds.copy(), dict(sums.again)
@@ -135,8 +151,10 @@ class Stalls:
                     seconds[kind] -= weight * self._beside(variable)
                 for edge in self._into.get(variable, ()):
                     added = -self._back(edge)
-                    if at >= stall.last:
-                        added = added + self._gradients(edge, stall.tier)
+                    if at > stall.last:
+                        added = added + self._gradients(edge, stall.through)
+                    elif at == stall.last:
+                        added = added + self._gradients(edge, stall.through, stall.tier)
                     factor = self._factor_of(edge)
                     seconds[factor] += weight * self._flat(edge, added)
                     held = self._table(edge).again
@@ -145,15 +163,37 @@ class Stalls:
                         again[factor] = again[factor] - weight * self._flat(edge, finite)
         return sums.with_seconds(flat, again)
 
-    def without(self, sums: Sums, stall: Stall) -> Sums:
-        """``sums`` of the choices alone that need no message within W."""
-        flat = sums.flat_seconds.copy()
-        seconds = sums.places.split(flat)
-        for _, variable in self._operators(range(stall.end + 1, stall.last + 1)):
-            for edge in self._into.get(variable, ()):
-                factor = self._factor_of(edge)
-                seconds[factor][self._flat(edge, self._needs(edge, stall.tier))] = inf
-        return sums.with_seconds(flat, sums.again)
+    def without(self, stall: Stall) -> list[Callable[[Sums], Sums]]:
+        """Sums of the choices alone that need no message within W.
+
+        Where another tier's gradients hold the tier, then of those whose last gradient does not.
+        """
+        within = range(stall.end + 1, stall.last + 1)
+        out = [self._unless(within, lambda edge: self._needs(edge, stall.tier))]
+        if stall.through != stall.tier:
+            last = range(stall.last, stall.last + 1)
+            both = stall.through, stall.tier
+            out.append(self._unless(last, lambda edge: self._gradients(edge, *both) > 0))
+        return out
+
+    def _unless(
+        self, nodes: range, is_so: Callable[[_Edge], NDArray[np.bool_]]
+    ) -> Callable[[Sums], Sums]:
+        """Sums of the choices alone for which no edge into some nodes ``is_so``."""
+        entries = [
+            (self._factor_of(edge), self._flat(edge, is_so(edge)))
+            for _, variable in self._operators(nodes)
+            for edge in self._into.get(variable, ())
+        ]
+
+        def only(sums: Sums) -> Sums:
+            flat = sums.flat_seconds.copy()
+            seconds = sums.places.split(flat)
+            for factor, where in entries:
+                seconds[factor][where] = inf
+            return sums.with_seconds(flat, sums.again)
+
+        return only
 
     # ---- tables -----------------------------------------------------------------------------
 
@@ -197,8 +237,8 @@ class Stalls:
         )
         return out
 
-    def _gradients(self, edge: _Edge, tier: int) -> Array:
-        """Seconds of a gradient that fills a bucket alone and uses the tier."""
+    def _gradients(self, edge: _Edge, *tiers: int) -> Array:
+        """Seconds of a gradient that fills a bucket alone and uses all of ``tiers``."""
         table = self._table(edge)
         if table.deferred is None:
             return np.zeros_like(table.seconds)
@@ -212,7 +252,7 @@ class Stalls:
         uses = np.zeros_like(table.seconds, dtype=bool)
         for mask in np.unique(masks).tolist():
             axes = tuple(a for a in range(summed.shape[2]) if mask >> a & 1)
-            if axes and tier in model.prices.tiers_of(axes):
+            if axes and {*tiers}.issubset(model.prices.tiers_of(axes)):
                 uses |= masks == mask
         return np.where(uses & np.array(full)[:, None], table.deferred, 0.0)
 
