@@ -88,7 +88,7 @@ class Schedule(Document):
             is of all products of float32.
         blocks: how many repeated blocks the model has, where the graph has fewer of the same kind;
             None: as many as the graph.
-        recomputed_blocks: how many of them are recomputed, the first of each stage; None: all.
+        recomputed_blocks: how many of them are recomputed, the first of each chunk; None: all.
         stage_blocks: how many blocks each chunk has, in the order of the model; None: equally many,
             or with both ends as a block each, or else such that the slowest is as fast as can be.
     """

@@ -271,7 +271,7 @@ def serve(pipe: Connection) -> None:
     while True:
         try:
             message = pickle.loads(pipe.recv_bytes())
-        except EOFError:
+        except (EOFError, OSError):  # whoever asks is gone, perhaps with answers left unread
             return
         if not isinstance(message, Ask):
             made, arguments = message
@@ -279,7 +279,11 @@ def serve(pipe: Connection) -> None:
             gc.collect()  # what was held may have had cycles
             held = made(*arguments)
             continue
-        pipe.send_bytes(told(getattr(held, message.of), message.argument))
+        answer = told(getattr(held, message.of), message.argument)
+        try:
+            pipe.send_bytes(answer)
+        except OSError:
+            return
 
 
 def main(fd: int, module: str) -> None:

@@ -96,7 +96,7 @@ def _check_blocks(pattern: str, found: set[str], graph: ModelGraph) -> None:
             if 0 < len(found.intersection(names)) < len(names):
                 raise RequestError(
                     f"pin {pattern!r} names {listed(sorted(found.intersection(names)))} but not "
-                    f"that of other blocks, and the full space has blocks alike; write "
+                    "that of other blocks, and pins of the full space are of all blocks; write "
                     f"{wildcard(names[0])!r}"
                 )
 

@@ -196,7 +196,7 @@ class Scheduled:
         return self.folded.measure(self.sums(0.0), tied.choice, tied.again).num_bytes
 
     def leanest_bytes(self) -> float:
-        """Bytes that no strategies go below, on the first stage and on the last one."""
+        """Bytes that no strategies go below, on the stages that may be the fullest."""
         least = []
         for rank in self._ends:
             self.memory_rank = rank
@@ -204,10 +204,14 @@ class Scheduled:
         self.memory_rank = 0
         return max(least) + self.folded.model.cluster.reserve_bytes
 
-    def solve(self) -> Found:
-        """The fastest that fits; where none does, the leanest."""
+    def solve(self, *, alike: bool = False) -> Found:
+        """The fastest that fits, with blocks ``alike`` if need be; where none does, the leanest."""
+        found = self._alike()
+        return found if alike else self._with_mixed(found)
+
+    def _alike(self) -> Found:
         if self.beside is None:
-            return self._with_mixed(self._chained())
+            return self._chained()
         tried: dict[Shares, Found] = {}
         todo = [shares for shares in self.extremes if shares is not None]
         while todo and len(tried) < LEANINGS:
@@ -218,7 +222,7 @@ class Scheduled:
                 todo = [s for s in self._between(tried) if s not in tried][:1]
         seconds = best.step.step_time.total_s
         bound = min(bound, seconds) if best.fits else bound
-        return self._with_mixed(Found(best.tied, best.step, bound))
+        return Found(best.tied, best.step, bound)
 
     def _with_mixed(self, found: Found) -> Found:
         """``found``, or what is faster where not all blocks are alike."""
@@ -241,16 +245,18 @@ class Scheduled:
         return best
 
     def _filling(self, pair: Pair) -> Iterator[Found]:
-        """A pair with about as many of the faster blocks as fit."""
-        low, high = 0, self.folded.blocks
-        count = int(pair.share * high)
+        """A pair with about as many of the faster blocks as fit, all of them maybe."""
+        low, high = 0, self.folded.blocks + 1
+        count = int(pair.share * self.folded.blocks)
         while low < high - 1:
             count = min(max(count, low + 1), high - 1)
-            others = Others(pair.some, count)
-            step = self.folded.step(pair.rest, self.schedule, self.limit, others)
+            is_mixed = count < self.folded.blocks
+            tied = pair.rest if is_mixed else pair.some
+            others = Others(pair.some, count) if is_mixed else None
+            step = self.folded.step(tied, self.schedule, self.limit, others)
             if step.memory.fits:
                 low = count
-                yield Found(pair.rest, step, 0.0, others)
+                yield Found(tied, step, 0.0, others)
             else:
                 high = count
             count = (low + high) // 2

@@ -81,7 +81,7 @@ class Arrangement:
         order: of a pipeline's tasks, one of ``ORDERS``.
         recompute: see :class:`autoshard.plan.Schedule`.
         stage_blocks: blocks of each stage, where they are uneven; None: even.
-        recomputed_blocks: how many blocks ``recompute`` is of, the first of each stage; None: all.
+        recomputed_blocks: how many blocks ``recompute`` is of, the first of each chunk; None: all.
     """
 
     pipeline: int
@@ -99,7 +99,9 @@ class Arrangement:
     recomputed_blocks: int | None = None
 
     def __post_init__(self) -> None:
-        """Check that the order goes with the chunks."""
+        """Check that the order goes with the chunks, and that some blocks are some."""
+        if self.recomputed_blocks == 0:
+            raise RequestError("recomputed_blocks is 0; that is recompute 'none'")
         if (self.order == "interleaved") != (self.virtual_stages > 1):
             raise RequestError(
                 f"{self.virtual_stages} chunks a stage do not go with the order {self.order!r}; "

@@ -535,11 +535,20 @@ def kinds_of(schedule: Schedule) -> tuple[Schedule, ...]:
 
 
 def again_of(is_block: Sequence[bool], schedule: Schedule) -> frozenset[int]:
-    """Blocks of the whole model that are recomputed, by number of the segment."""
+    """Blocks of the whole model that are recomputed, by number of the segment.
+
+    Raises:
+        RequestError: more than there are.
+    """
     blocks = frozenset(i for i, repeated in enumerate(is_block) if repeated)
     some = schedule.recomputed_blocks
     if some is None:
         return blocks
+    if some > len(blocks):
+        raise RequestError(
+            f"recomputed_blocks is {some}, and the model has {len(blocks)} repeated blocks; name "
+            f"at most {len(blocks)}"
+        )
     return blocks - later_blocks(is_block, schedule, len(blocks) - some)
 
 
@@ -553,6 +562,8 @@ def later_blocks(is_block: Sequence[bool], schedule: Schedule, count: int) -> fr
     """
     p, chunks = schedule.stages, schedule.stages * schedule.virtual_stages
     blocks = [i for i, repeated in enumerate(is_block) if repeated]
+    if not blocks:
+        return frozenset()
     if schedule.stage_blocks is None and not divides(len(blocks), chunks):
         share = [n * count // len(blocks) for n in range(len(blocks) + 1)]
         return frozenset(

@@ -244,11 +244,11 @@ class Problems:
         return self._floors
 
     def least_bytes(self, a: Arrangement) -> float:
-        """What a device of the first stage keeps where all of it is cut over all of them."""
+        """What a device of the fuller end keeps where all of its stage is cut over all of them."""
         return SURE * self.limit - self.floors.room(a)
 
     def by_share(self, a: Arrangement) -> float:
-        """The second bound: the axis ``model`` alone, a share of what the most samples take.
+        """The second bound: ``expert`` and ``model`` alone, a share of what the most samples take.
 
         n samples take no less than the share n / m of what m take, nor do the tokens of one device
         along ``context`` take less than their share.
@@ -399,14 +399,14 @@ class Problems:
         if self.overlapped and a.splits_backward:
             raise RequestError(
                 f"{a.label} with messages of {', '.join(self.overlapped)} beside computing has no "
-                "bound; search it without these, or leave zero-bubble out (orders=...)"
+                "bound; search it without these, or leave zero-bubble out: name other schedules"
             )
         if not self.overlapped:
             return schedule
         return schedule.model_copy(update={"overlapped": self.overlapped})
 
     def bound(self, a: Arrangement) -> float:
-        """The last bound: the least sum of the tables within the memory."""
+        """The fourth bound: the least sum of the tables within the memory."""
         self.bounded += 1
         return self.scheduled(a).bound()
 

@@ -64,7 +64,7 @@ def front(
     sampler: str = "bound",
     kernels: str = "eager",
     products: str = "native",
-    overlapped: Sequence[str] = (),
+    overlapped: str | Sequence[str] = (),
     spacing: float = SPACING,
     progress: bool | Callable[[str], None] | None = True,
 ) -> Front:

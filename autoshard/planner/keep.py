@@ -222,8 +222,9 @@ class Keeping:
         schedule = problems.schedule(arrangement)
         if not self.kept.shares_optimizer:
             schedule = schedule.model_copy(update={"optimizer_shards": 1})
-        solved = Scheduled(problems.folded(arrangement), schedule, problems.limit).solve()
-        return Own(arrangement=arrangement, found=solved)
+        solver = Scheduled(problems.folded(arrangement), schedule, problems.limit)
+        # No flag of these tools has blocks differ in what operators do.
+        return Own(arrangement=arrangement, found=solver.solve(alike=True))
 
     def beside(self, asked: WholeAsked, best: StepTime) -> tuple[list[str], list[Alternative]]:
         """What a plan says of the file: what was kept, and what it costs as it is."""

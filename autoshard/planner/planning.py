@@ -31,7 +31,13 @@ from autoshard.planner.request import (
     resolve_dtype,
     resolve_mesh,
 )
-from autoshard.planner.schedule import PIPELINE, Execution, schedule_of, without_pipeline
+from autoshard.planner.schedule import (
+    PIPELINE,
+    Execution,
+    check_products,
+    schedule_of,
+    without_pipeline,
+)
 from autoshard.planner.serving import Purpose, find_batch
 from autoshard.search.memory import NONE, OPTIMIZERS, optimizer_of
 from autoshard.sharding.layout import Layout, State
@@ -83,7 +89,7 @@ def optimize(
     sampler: str = "bound",
     kernels: str | None = None,
     products: str = "native",
-    overlapped: Sequence[str] = (),
+    overlapped: str | Sequence[str] = (),
     mode: str = "train",
     context: int | None = None,
     objective: str = "latency",
@@ -454,7 +460,7 @@ def estimate(
             blocks with their weights; ``native``: the dtype of the operands.
         blocks: repeated blocks of the model, where it was given with fewer, 3 at least: the others
             are priced like the one in the middle.
-        recomputed_blocks: how many blocks ``recompute`` is of, the first of each stage; None:
+        recomputed_blocks: how many blocks ``recompute`` is of, the first of each chunk; None:
             all.
         stage_blocks: how many blocks each stage of a pipeline has (with virtual stages: each chunk,
             in the order of the model); None: equally many where they divide.
@@ -481,6 +487,7 @@ def estimate(
     )
     check_sizes(micro_batch=micro_batch, virtual_stages=virtual_stages, global_batch=global_batch)
     whole, _ = resolve_cluster(cluster, devices)
+    check_products(products, whole)
     sizes, stages = without_pipeline(mesh, whole.devices)
     request = Request.read(
         cluster, devices, optimizer, strategy, None, memory_limit_bytes, None, say

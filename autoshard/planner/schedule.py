@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autoshard.cluster import Cluster
 from autoshard.errors import MeshError, RequestError, UnknownNameError
 from autoshard.kernels import PRODUCTS, STYLES
 from autoshard.plan import Schedule
 from autoshard.planner.request import SHORT_AXES, read_mesh
+from autoshard.search.roofline import PRODUCT_DTYPES
 
 PIPELINE = "pipeline"
 
@@ -61,6 +63,22 @@ class Execution:
         for name in self.overlapped:
             if name not in OVERLAPPED:
                 raise UnknownNameError("axis whose messages overlap", name, OVERLAPPED)
+
+
+def check_products(products: str, cluster: Cluster) -> None:
+    """Refuse products that the cluster's devices do not have.
+
+    Raises:
+        RequestError: says what they have.
+    """
+    peaks = cluster.device.peak_flops_per_second
+    if products == "native" or PRODUCT_DTYPES[products] in peaks:  # type: ignore[index]
+        return
+    known = ["native", *(name for name, dtype in PRODUCT_DTYPES.items() if dtype in peaks)]
+    raise RequestError(
+        f"devices of {cluster.name} have no peak for {products} products; they have "
+        f"{', '.join(known)}"
+    )
 
 
 def without_pipeline(mesh: str | Mapping[str, int], devices: int) -> tuple[dict[str, int], int]:

@@ -21,7 +21,7 @@ from autoshard.kernels import PRODUCTS, STYLES
 from autoshard.plan import Schedule
 from autoshard.planner.family import Family, family_of
 from autoshard.planner.request import SHORT_AXES, check_sizes
-from autoshard.planner.schedule import OVERLAPPED
+from autoshard.planner.schedule import OVERLAPPED, check_products
 from autoshard.planner.whole_nearest import WholeAsked, explained_whole
 from autoshard.program import Program
 from autoshard.search import Solution
@@ -84,10 +84,9 @@ class Whole:
         others = self.result.found.others
         if others is None:
             return None
-        where = "the last of each stage" if self.schedule.stages > 1 else "the last ones"
         return (
-            f"blocks: {others.blocks} of {self.result.folded.blocks}, {where}, have strategies "
-            "that take more memory and less time than those of the rest"
+            f"blocks: {others.blocks} of {self.result.folded.blocks} have strategies that take "
+            "more memory and less time than those of the rest"
         )
 
 
@@ -150,7 +149,7 @@ def asked_of(
     limit: int | None,
     kernels: str,
     products: str = "native",
-    overlapped: Sequence[str] = (),
+    overlapped: str | Sequence[str] = (),
     crew: Crew | None = None,
 ) -> WholeAsked:
     """What is asked of the whole space, the model captured; arguments as of ``optimize``.
@@ -164,7 +163,9 @@ def asked_of(
         raise UnknownNameError("style of kernels", kernels, STYLES)
     if products not in PRODUCTS:
         raise UnknownNameError("dtype of products", products, PRODUCTS)
-    for name in overlapped:
+    check_products(products, request.cluster)
+    beside = (overlapped,) if isinstance(overlapped, str) else tuple(dict.fromkeys(overlapped))
+    for name in beside:
         if name not in OVERLAPPED:
             raise UnknownNameError("axis whose messages overlap", name, OVERLAPPED)
     if not request.is_free:
@@ -198,7 +199,7 @@ def asked_of(
         demands=demands,
         style=kernels,
         products=products,
-        overlapped=tuple(overlapped),
+        overlapped=beside,
     )
     if keeping is None:
         return asked

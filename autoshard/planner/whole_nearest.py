@@ -122,7 +122,9 @@ class WholeAsked:
         a = self.also
         if a is None or prod((a.pipeline, *a.sizes)) != self.cluster.devices:
             return None
-        if a.batch * a.microbatches != self.global_batch or self.family.tokens % a.context:
+        if a.batch * a.microbatches != self.global_batch or a.recompute not in self.kinds:
+            return None
+        if self.family.tokens % a.context or self.family.experts % a.expert:
             return None
         return a if self.demands.met(self.cluster)(a) else None
 

@@ -45,6 +45,10 @@ def test_a_plan_of_the_full_space_is_found_and_priced_with_them() -> None:
 def test_who_asks_for_them_elsewhere_or_by_another_name_is_told() -> None:
     with pytest.raises(UnknownNameError, match="nvfp4"):
         planned("fp6")
+    with pytest.raises(RequestError, match="they have native, tf32, fp8"):
+        planned("nvfp4")
+    with pytest.raises(RequestError, match="they have native, tf32, fp8"):
+        autoshard.estimate(MODEL, mesh="data=8", cluster="h100", products="mxfp8", progress=None)
     with pytest.raises(RequestError, match="products is of the full space"):
         planned("fp8", space="plain")
     with pytest.raises(RequestError, match="products is of training"):
@@ -56,7 +60,8 @@ def test_a_plan_is_found_with_messages_beside_computing() -> None:
     assert beside.schedule.overlapped == ("data", "model")
     assert beside.step_time.total_s < waiting.step_time.total_s
     assert beside.schedule.order != "zero-bubble"
-    with pytest.raises(RequestError, match="leave zero-bubble out"):
+    assert planned("native", overlapped="data").schedule.overlapped == ("data",)
+    with pytest.raises(RequestError, match="leave zero-bubble out: name other schedules"):
         planned("native", overlapped=["data"], axes={"pipeline": 2}, schedule="zero-bubble")
     with pytest.raises(UnknownNameError, match="context"):
         planned("native", overlapped=["pipeline"])

@@ -15,6 +15,7 @@ from autoshard.search.scheduled import Found, Scheduled
 from autoshard.search.space import Arrangement
 from autoshard.search.stages import chunk_bounds
 from autoshard.search.step import crossing_nodes, later_blocks
+from autoshard.search.sums import Others
 from autoshard.search.whole import Problems, search_whole
 from tests.search.test_whole import problems, reserved, space
 
@@ -127,13 +128,17 @@ def test_it_is_faster_fits_and_is_no_faster_than_the_bound(
         assert one.bound <= one.step.step_time.total_s
         run = Scheduled(short.folded(a), short.schedule(a), short.limit)
         run.bound()
-        assert one.step.step_time.total_s < run._chained().step.step_time.total_s
+        assert one.step.step_time.total_s < run.solve(alike=True).step.step_time.total_s
         # Alike outside of the blocks, and in what one hands to the next.
         within = inside(short.folded(a))
         assert (one.tied.choice == one.others.tied.choice)[~within].all()
-        # A step of a few more such blocks does not fit, or is no faster.
         folded, schedule = short.folded(a), short.schedule(a)
         both = [folded.step(t, schedule, None) for t in (one.tied, one.others.tied)]
         assert both[0].memory.total_bytes < one.step.memory.total_bytes
         assert both[1].memory.total_bytes > one.step.memory.total_bytes
         assert both[1].step_time.total_s < both[0].step_time.total_s
+        # As many as fit: with one more it does not, or is no faster.
+        others = Others(one.others.tied, one.others.blocks + 1)
+        more = folded.step(one.tied, schedule, short.limit, others)
+        seconds = more.step_time.total_s
+        assert not more.memory.fits or not one.bound <= seconds < one.step.step_time.total_s

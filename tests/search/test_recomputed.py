@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 
 from autoshard.cluster import Cluster
+from autoshard.errors import RequestError
 from autoshard.graph import ModelGraph
 from autoshard.plan import Schedule
 from autoshard.search.space import Arrangement, arrangements
@@ -117,3 +118,21 @@ def test_recomputed_blocks_are_shared_by_ranks() -> None:
             for block in range(8):
                 ranks[block // each % 2] += 1 + block in chosen
             assert abs(ranks[0] - ranks[1]) <= 1
+
+
+def test_more_blocks_than_there_are_cannot_be_recomputed() -> None:
+    schedule = Schedule(recompute="full", recomputed_blocks=3)
+    with pytest.raises(RequestError, match="at most 2"):
+        again_of([False, True, True], schedule)
+    with pytest.raises(RequestError, match="recompute 'none'"):
+        Arrangement(
+            pipeline=1,
+            replica=1,
+            data=1,
+            model=1,
+            micro_batch=1,
+            microbatches=1,
+            virtual_stages=1,
+            recompute="full",
+            recomputed_blocks=0,
+        )
