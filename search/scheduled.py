@@ -45,6 +45,10 @@ DEPTH = 1
 CLOSE = 1e-4
 """Share of a step below which another way is not worth a solve."""
 
+NEAR = 1e-4
+"""Share of the limit by which exact bytes may be below those of the tables: where nearly nothing
+fits, a byte less has no bound at any price."""
+
 LEANINGS = 5
 """Most shares of messages beside computing that are tried."""
 
@@ -403,7 +407,7 @@ class Scheduled:
         """
         best, at, seen = -inf, 0.0, []
         low, high = 0.0, 1.0
-        room = self._price * self._room(0.0)
+        room = self._price * (self._room(0.0) + NEAR * (self.limit or 0))
         share = 0.0
         for _ in range(rounds):
             value, tied = self.folded.minimum(sums(share), self._price)

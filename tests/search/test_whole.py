@@ -328,6 +328,17 @@ def plan_of(result: Result) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.parametrize("model", ["llama", "wide", "experts"])
+def test_tables_that_say_a_little_more_than_exact_figures_rule_nothing_out(model: str) -> None:
+    inner = problems(model, reserved("v100", 4))
+    for a in space(model, inner.cluster, 8)[::7]:
+        run = Scheduled(inner.folded(a), inner.schedule(a), None)
+        found = Scheduled(inner.folded(a), inner.schedule(a), 1).solve()
+        limit = int(run.leanest_bytes() * (1 - 1e-5))
+        bound = Scheduled(inner.folded(a), inner.schedule(a), limit).bound()
+        assert bound <= found.step.step_time.total_s * (1 + 1e-9), a.label
+
+
 def test_an_interrupted_search_goes_on_and_gives_the_same_plan(tmp_path: Path) -> None:
     whole, _ = searched()
     searched(tmp_path, trials=1)
