@@ -103,6 +103,7 @@ class Stalls:
         """Backward of one block with a choice, as far as gradients of ``through`` hold ``tier``."""
         now = free = held = 0.0
         first = last = -1
+        is_over = False
         waiting: list[Stall] = []
         for at, variable in self._operators(self.nodes):
             now += float(self._beside(variable)[choice[self.folded.kind[variable]]])
@@ -114,7 +115,8 @@ class Stalls:
             if late:
                 yield from (replace(stall, end=at) for stall in waiting)
                 waiting = []
-                first = at if free <= now else first
+                if free <= now or is_over:
+                    first, is_over = at, False
                 free = max(free, now) + late
                 if both:
                     held, last = free, at
@@ -124,6 +126,7 @@ class Stalls:
                     if held > now:
                         end = self.nodes.start - 1
                         waiting.append(Stall(tier, through, first, last, end, held - now))
+                        is_over = True  # what is still on its way is of this one
                     now = max(held, now) + seconds
                     if tier == through:
                         free = now

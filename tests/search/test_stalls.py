@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -147,6 +148,8 @@ def test_no_choice_is_faster_than_its_stalls_say(case: dict[str, Any]) -> None:
             raised += bound > tied.seconds
         mine = stalls.of(tied.choice)
         mine = [s for s in mine if (s.tier, s.through) == (mine[0].tier, mine[0].through)]
+        ranges = sorted((stall.end, stall.first) for stall in mine)
+        assert all(first <= end for (_, first), (end, _) in pairwise(ranges))  # none overlap
         bound = folded.measure(stalls.longer(base, mine, 1.0), tied.choice, tied.again).seconds
         assert bound <= price * (1 + 1e-9)
     assert raised > 5
