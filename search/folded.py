@@ -751,6 +751,16 @@ class Folded:
             measured = mixed(measured, more, self.have(others, schedule))
         return compose(self.model, program, schedule, measured, limit)
 
+    def shared_out(
+        self, rest: Tied, others: Others | None, schedule: Schedule
+    ) -> list[tuple[Tied, frozenset[int]]]:
+        """Each choice, and the segments of the whole model that have it."""
+        every = frozenset(range(len(self.stands_for)))
+        if others is None:
+            return [(rest, every)]
+        have = self.have(others, schedule)
+        return [(rest, every - have), (others.tied, have)]
+
     def have(self, others: Others, schedule: Schedule) -> frozenset[int]:
         """Segments of the whole model that have the strategies of ``others``."""
         is_block = [self.is_block[i] for i in self.stands_for]

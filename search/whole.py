@@ -412,9 +412,7 @@ class Problems:
 
     def closer(self, a: Arrangement) -> float:
         """The same along what one choice waits for; after :meth:`bound`, whoever found that."""
-        if a not in self._scheduled:
-            self.scheduled(a).bound()
-        return self._scheduled[a].closer()
+        return self._after_bound(a).closer()
 
     def solve(self, a: Arrangement, then: Sequence[Question] = ()) -> Found:
         """The best strategies, priced exactly; ``then`` as of :meth:`raised`."""
@@ -426,9 +424,15 @@ class Problems:
 
     def solve_bounded(self, a: Arrangement) -> Found:
         """As :meth:`solve` after :meth:`bound`, whoever found that."""
-        if a not in self._found and a not in self._scheduled:
-            self.scheduled(a).bound()
+        if a not in self._found:
+            self._after_bound(a)
         return self.solve(a)
+
+    def _after_bound(self, a: Arrangement) -> Scheduled:
+        """An arrangement's problem, whose bound was found, here if not yet."""
+        if a not in self._scheduled:
+            self.scheduled(a).bound()
+        return self._scheduled[a]
 
 
 def _mesh(a: Arrangement) -> Mesh:

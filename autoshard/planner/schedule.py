@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from autoshard.cluster import Cluster
@@ -56,13 +56,22 @@ class Execution:
             raise UnknownNameError("schedule", self.order, ORDERS)
         if self.recompute not in RECOMPUTE:
             raise UnknownNameError("recomputation", self.recompute, RECOMPUTE)
-        if self.kernels not in STYLES:
-            raise UnknownNameError("style of kernels", self.kernels, STYLES)
-        if self.products not in PRODUCTS:
-            raise UnknownNameError("dtype of products", self.products, PRODUCTS)
-        for name in self.overlapped:
-            if name not in OVERLAPPED:
-                raise UnknownNameError("axis whose messages overlap", name, OVERLAPPED)
+        check_software(self.kernels, self.products, self.overlapped)
+
+
+def check_software(kernels: str, products: str, overlapped: Iterable[str]) -> None:
+    """Check the names of what the software does; see ``Schedule``.
+
+    Raises:
+        UnknownNameError: no such style, dtype or axis.
+    """
+    if kernels not in STYLES:
+        raise UnknownNameError("style of kernels", kernels, STYLES)
+    if products not in PRODUCTS:
+        raise UnknownNameError("dtype of products", products, PRODUCTS)
+    for name in overlapped:
+        if name not in OVERLAPPED:
+            raise UnknownNameError("axis whose messages overlap", name, OVERLAPPED)
 
 
 def check_products(products: str, cluster: Cluster) -> None:

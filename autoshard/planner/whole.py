@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from autoshard.candidates import Rules
 from autoshard.errors import (
@@ -17,11 +17,10 @@ from autoshard.errors import (
     UnknownNameError,
 )
 from autoshard.graph import ModelGraph
-from autoshard.kernels import PRODUCTS, STYLES
 from autoshard.plan import Schedule
 from autoshard.planner.family import Family, family_of
 from autoshard.planner.request import SHORT_AXES, check_sizes
-from autoshard.planner.schedule import OVERLAPPED, check_products
+from autoshard.planner.schedule import check_products, check_software
 from autoshard.planner.whole_nearest import WholeAsked, explained_whole
 from autoshard.program import Program
 from autoshard.search import Solution
@@ -35,6 +34,7 @@ from autoshard.sharding.strategy import Strategy
 from autoshard.workers import Workers
 
 if TYPE_CHECKING:
+    from autoshard.kernels import Products, Style
     from autoshard.planner.crew import Crew
     from autoshard.planner.keep import Keeping
     from autoshard.planner.planning import Constraints, Request
@@ -159,15 +159,9 @@ def asked_of(
     Raises:
         RequestError: says what is wrong, or of the plain space only.
     """
-    if kernels not in STYLES:
-        raise UnknownNameError("style of kernels", kernels, STYLES)
-    if products not in PRODUCTS:
-        raise UnknownNameError("dtype of products", products, PRODUCTS)
-    check_products(products, request.cluster)
     beside = (overlapped,) if isinstance(overlapped, str) else tuple(dict.fromkeys(overlapped))
-    for name in beside:
-        if name not in OVERLAPPED:
-            raise UnknownNameError("axis whose messages overlap", name, OVERLAPPED)
+    check_software(kernels, products, beside)
+    check_products(products, request.cluster)
     if not request.is_free:
         raise RequestError(
             "strategy and mesh are of the plain space; in the full one name ranges of axes: "
@@ -197,8 +191,8 @@ def asked_of(
         optimizer=request.optimizer,
         limit=limit,
         demands=demands,
-        style=kernels,
-        products=products,
+        style=cast("Style", kernels),
+        products=cast("Products", products),
         overlapped=beside,
     )
     if keeping is None:
@@ -293,16 +287,13 @@ def search_space(
 def solution_of(result: Result, graph: ModelGraph) -> Solution:
     """The found strategies on the graph of all blocks."""
     folded, found, arrangement = result.folded, result.found, result.arrangement
-    kinds = [found.tied]
-    have: frozenset[int] = frozenset()
-    if found.others is not None:
-        kinds.append(found.others.tied)
-        have = folded.have(found.others, arrangement.schedule())
-    few = [(folded.strategies(tied.choice), folded.regather(tied.again)) for tied in kinds]
+    few: dict[int, tuple[dict[str, Strategy], frozenset[tuple[str, int]]]] = {}
+    for tied, own in folded.shared_out(found.tied, found.others, arrangement.schedule()):
+        few |= dict.fromkeys(own, (folded.strategies(tied.choice), folded.regather(tied.again)))
     strategies: dict[str, Strategy] = {}
     regather: set[tuple[str, int]] = set()
     for i, (part, stands) in enumerate(zip(segments(graph), folded.stands_for, strict=True)):
-        chosen, again = few[i in have]
+        chosen, again = few[i]
         for whole, short in zip(
             graph.nodes[part.start : part.end],
             folded.graph.nodes[folded.parts[stands].start : folded.parts[stands].end],

@@ -139,13 +139,8 @@ def _kinds(best: Arrangement) -> Iterator[tuple[str, Callable[[Arrangement], boo
 def _figures(result: Result, problems: Problems) -> Figures:
     found, folded, a = result.found, result.folded, result.arrangement
     step, schedule = found.step, problems.schedule(a)
-    every = frozenset(range(len(folded.stands_for)))
-    have = folded.have(found.others, schedule) if found.others else frozenset()
     places: defaultdict[Place, float] = defaultdict(float)
-    ties = [(found.tied, every - have)]
-    if found.others is not None:
-        ties.append((found.others.tied, have))
-    for tied, only in ties:
+    for tied, only in folded.shared_out(found.tied, found.others, schedule):
         program, _ = folded.measured(tied, schedule)
         told = seconds_by_place(folded.model, program, schedule, folded.stands_for, only=only)
         for place, seconds in told.items():

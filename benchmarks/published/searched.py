@@ -19,7 +19,6 @@ from autoshard.graph import ModelGraph
 from autoshard.plan import Memory, Schedule, StepTime
 from autoshard.planner.family import Family
 from autoshard.planner.plan import Plan
-from autoshard.search.ends import ends_of
 from autoshard.search.space import Arrangement, arrangements
 from autoshard.search.whole import Problems, search_whole
 from autoshard.stretch import Growth
@@ -240,12 +239,8 @@ class _Search:
             experts=self.family.experts,
             recompute=self.family.recomputation,
             orders=("1f1b", "interleaved"),  # those of the rows
-            ends=ends_of(
-                graph(first),
-                asked.cluster,
-                schedule.style,
-                self.family.recomputation,
-                schedule.products,
+            ends=self.family.ends(
+                asked.cluster, schedule.style, self.family.recomputation, schedule.products
             ),
         )
 
